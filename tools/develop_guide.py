@@ -57,7 +57,8 @@ def edited(control_plane: ControlPlane, folder: Path) -> list[str]:
             dev.interrupt()
             said(dev, "demo is suspended")
             assert sorted(nodes.running) == sorted(PODS)
-            return [line for line in dev.lines if is_shown(line)]
+            code = str(folder / "pods" / "code")
+            return [line.replace(f"{code}/", "").replace(code, ".") for line in dev.lines if is_shown(line)]
     finally:
         kubelet.stop()
 

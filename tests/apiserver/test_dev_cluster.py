@@ -10,6 +10,7 @@ import base64
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +25,9 @@ from allranks.api.job import KIND
 from allranks.core.objects.code import ARCHIVE
 from allranks.frameworks.base import HELPER_DIR
 from allranks.operator.app import Operator
+from allranks.sdk.job import job as find_job
 from support.api import Manifest
-from support.commands import Running
+from support.commands import Commands, Running
 from support.controlplane import ControlPlane
 from support.kubelet_logs import LogKubelet
 from support.live import eventually, job
@@ -270,3 +272,26 @@ def test_a_pod_that_is_lost_while_ranks_wait_for_code_is_replaced_by_one_with_th
                 not in (world.api.get(KIND, world.namespace, "demo")["metadata"].get("annotations") or {})
             )
         )
+
+
+def test_python_and_a_command_restart_a_job_with_other_code(
+    world: World, kubelet: LogKubelet, allranks: Commands, tmp_path: Path
+) -> None:
+    with developing(world, kubelet, tmp_path) as (developer, nodes):
+        others = {}
+        for name in ("python", "command"):
+            others[name] = Path(shutil.copytree(developer.folder, tmp_path / name))
+            (others[name] / "model.py").write_text(f"NAME = '{name}'\n")
+        kubeconfig = str(world.control_plane.kubeconfig)
+        find_job("demo", namespace=world.namespace, kubeconfig=kubeconfig).restart(code=others["python"])
+        for pod in PODS:
+            nodes.until(pod, "code python attempt 1")
+        eventually(lambda: status(world).get("runningTime"))
+        result = allranks("restart", "demo", "--code", str(others["command"]))
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout.endswith("attempt 2 replaces 1\n")
+        for pod in PODS:
+            nodes.until(pod, "code command attempt 2")
+        described = allranks("describe", "demo").stdout
+        assert re.search(rf"^Code: +{status(world)['code']['sha256'][:12]}, since ", described, re.MULTILINE)
+        assert "CodeChanged" in described

@@ -138,7 +138,8 @@ def test_an_in_pod_helper_needs_only_the_standard_library(helper):
     if helper.name in ("ray_nodes.py", "ray_idle.py"):
         allowed = {"ray"}
     startup = ("sitecustomize.py", "allranks_automatic_reports.py")
-    if helper.name in ("watch.py", "supervisor.py", "order_channel.py", "set_aside.py", *startup):
+    reporting = ("watch.py", "supervisor.py", "order_channel.py", "job_code.py", "set_aside.py")
+    if helper.name in (*reporting, *startup):
         allowed = {"allranks"}  # the report library, which is copied beside it
     if helper.name == "call_function.py":
         allowed = {"cloudpickle"}  # inside a function, which works without it

@@ -39,6 +39,11 @@ CHANGEABLE = [
     ("activeDeadlineSeconds", {"activeDeadlineSeconds": 60}, {"activeDeadlineSeconds": 90}),
     ("restart.maxRestarts", {}, {"restart": {"maxRestarts": 9}}),
     ("restart.inPlace", {}, {"restart": {"inPlace": "Never"}}),
+    (
+        "the archive with the code",
+        {"code": {"configMap": "a", "sha256": "0" * 64, "commit": "abcdef0", "dirty": True}},
+        {"code": {"configMap": "b", "sha256": "1" * 64}},
+    ),
     ("utilization", {}, {"utilization": {"minProductivePercent": 50}}),
     ("notify", {}, {"notify": [{"receiver": "oncall"}]}),
 ]
@@ -134,6 +139,19 @@ FIXED = [
         "horovod",
     ),
     ("the code", {"code": {"claim": "a"}}, {"code": {"claim": "a", "subPath": "b"}}, "code.subPath"),
+    ("code instead of the image's", {}, {"code": {"configMap": "a", "sha256": "0" * 64}}, "code"),
+    (
+        "the directory of the code",
+        {"code": {"configMap": "a", "sha256": "0" * 64, "path": "/a"}},
+        {"code": {"configMap": "a", "sha256": "0" * 64, "path": "/b"}},
+        "code.path",
+    ),
+    (
+        "code of a claim instead of an archive",
+        {"code": {"configMap": "a", "sha256": "0" * 64}},
+        {"code": {"claim": "b"}},
+        "code.claim",
+    ),
     ("removal of the code", {"code": {"claim": "a"}}, {}, "code"),
     ("packages", {"packages": ["a"]}, {"packages": ["a==1"]}, "packages"),
     ("inputs", {"inputs": [DATA]}, {"inputs": [DATA | {"path": "/x"}]}, "inputs"),

@@ -55,7 +55,7 @@ async def develop(cluster: Cluster, file: str, code: Path | None, watched: Seque
     assert task
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, signal.raise_signal, signal.SIGINT)
     loop = _Loop(cluster, job, directory, watched)
     try:
         await loop.run()
