@@ -18,7 +18,7 @@ import yaml
 from click.testing import CliRunner
 from watchfiles import Change
 
-from allranks.cli.commands.dev import source_filter
+from allranks.cli.file_changes import source_filter
 from allranks.cli.main import cli
 
 JOB = {

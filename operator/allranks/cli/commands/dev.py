@@ -5,32 +5,22 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from allranks.cli.completers import complete_files
+from allranks.cli.file_changes import LONGEST_MS, POLL_MS, QUIET_MS, named_files, source_filter
 from allranks.cli.options import cluster_options, code_option, run_on_cluster
-from allranks.control_sequences import clean_text
 from allranks.extras import install_command
 from allranks.kube.cluster import Where
-from allranks.local.run_directories import ROOT
 from allranks.views.safe_output import use_colour
 
 if TYPE_CHECKING:
-    from watchfiles import Change
-
     from allranks.client.development import OnExit
-
-QUIET_MS = 150
-"""A save of several files is over when no file has changed for this time."""
-LONGEST_MS = 1500
-"""Changes without an end restart the command after this time."""
-POLL_MS = 250
-SUFFIXES = (".py", ".ipynb", ".yaml", ".yml", ".json", ".toml", ".txt", ".cfg", ".ini", ".sh")
 
 
 @click.command(
@@ -122,15 +112,6 @@ def dev(
     sys.exit(RestartOnChange(run, [*(watched or (Path(),)), *script]).run())
 
 
-def source_filter() -> Callable[[Change, str], bool]:
-    """Return a filter for files of a program: no caches, environments, hidden directories and directories of runs."""
-    from watchfiles import DefaultFilter
-
-    others = (ROOT.name, "build", "dist", ".ruff_cache", ".ipynb_checkpoints")
-    of_others = DefaultFilter(ignore_dirs=(*DefaultFilter.ignore_dirs, *others))
-    return lambda change, path: path.endswith(SUFFIXES) and of_others(change, path)
-
-
 class RestartOnChange:
     """Runs a command until Ctrl-C or a signal, and starts it again at each change below `paths`."""
 
@@ -199,16 +180,3 @@ class RestartOnChange:
 
     def _message(self, text: str) -> None:
         click.echo(click.style(f"--- {text}", bold=True) if self._colour else f"--- {text}", err=True)
-
-
-def named_files(changes: set[tuple[Any, str]]) -> str:
-    """List the names of the files, at most three."""
-    names = sorted({clean_text(_relative(path), colour=False) for _, path in changes})
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _relative(path: str) -> str:
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return path

@@ -17,7 +17,7 @@ import click
 
 from allranks.api.job import KIND
 from allranks.api.status import FINISHED, Status
-from allranks.cli.commands.dev import LONGEST_MS, POLL_MS, QUIET_MS, named_files, source_filter
+from allranks.cli.file_changes import LONGEST_MS, POLL_MS, QUIET_MS, named_files, source_filter
 from allranks.cli.options import BAD_MANIFEST, job_name, print_error, print_problem
 from allranks.cli.suggestions import FILES
 from allranks.client import development
