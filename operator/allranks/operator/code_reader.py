@@ -24,6 +24,7 @@ from allranks.kube.errors import ApiError, Fenced, NotFound, Unavailable
 from allranks.operator.cache import JobKey
 from allranks.shares import Share, Turns
 from allranks.telemetry.messages import Answer, ReportSource
+from allranks.telemetry.rate_limit import Bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,14 @@ class ReadLimits:
     kept_seconds: float = 30.0
     """...for this long."""
     retry_seconds: float = 3.0
+    burst_bytes: float = 64 * 2**20
+    """Of the answers for one namespace; then it gets..."""
+    bytes_per_second: float = 16 * 2**20
+    """...this many. A rank may ask as often as it likes, and other namespaces wait for the same process."""
+
+
+_NAMESPACES = 1000
+"""With more, those are forgotten that have used nothing for a while."""
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -66,6 +75,8 @@ class CodeReader:
         self._turns, self._waiting = Turns(self._limits.concurrency), Share(self._limits.waiting)
         self._kept: OrderedDict[tuple[str, str, str], tuple[float, asyncio.Future[str]]] = OrderedDict()
         """(namespace, ConfigMap, SHA-256) -> (until, archive in base64)."""
+        self._buckets: dict[str, Bucket] = {}
+        """Namespace -> the bytes that it may get."""
 
     @property
     def large(self) -> dict[str, float]:
@@ -82,11 +93,13 @@ class CodeReader:
         if code.get("sha256") != sha256 or not isinstance(code.get("configMap"), str):
             return Answer(409, {"error": "the attempt of this job has other code"})
         namespace = sender.job[0]
-        if not self._waiting.take(namespace):
+        if not self._may_get_more(namespace) or not self._waiting.take(namespace):
             return Answer(503, {"error": "too many pods fetch code"}, 1.0)
         try:
             async with self._turns.turn(namespace):
-                return Answer(200, {"archive": await self._archive((namespace, code["configMap"], sha256))})
+                archive = await self._archive((namespace, code["configMap"], sha256))
+            self._buckets[namespace].add(-len(archive))
+            return Answer(200, {"archive": archive})
         except (Unavailable, Fenced):
             return Answer(503, {"error": "the API server is unavailable"}, 1.0)
         except NotFound:
@@ -95,6 +108,19 @@ class CodeReader:
             return Answer(400, {"error": f"the ConfigMap {code['configMap']} cannot be read: {str(error)[:500]}"})
         finally:
             self._waiting.give(namespace)
+
+    def _may_get_more(self, namespace: str) -> bool:
+        """Return whether a namespace has bytes left. Forgets the namespaces that have used none for long."""
+        now, burst, rate = self._monotonic(), self._limits.burst_bytes, self._limits.bytes_per_second
+        bucket = self._buckets.setdefault(namespace, Bucket(burst, now))
+        left = bucket.left(now, burst, rate)
+        if len(self._buckets) > _NAMESPACES:
+            self._buckets = {
+                name: kept
+                for name, kept in self._buckets.items()
+                if kept is bucket or kept.left(now, burst, rate) < burst
+            }
+        return left > 0
 
     async def _archive(self, key: tuple[str, str, str]) -> str:
         """Raises ApiError and msgspec.DecodeError."""

@@ -117,3 +117,16 @@ def test_one_namespace_cannot_take_the_room_of_others() -> None:
         assert (other.status, statuses.count(200), statuses.count(503)) == (200, 3, 5)
 
     play(scene, waiting=4)
+
+
+def test_a_pod_that_asks_again_and_again_slows_its_own_namespace_down_and_no_other() -> None:
+    async def scene(world: World) -> None:
+        world.jobs["others", "demo"] = job("code-new", NEW)
+        world.put("code-new", b"x" * 75)
+        statuses = [(await world.read()).status for _ in range(12)]
+        assert statuses == [200] * 10 + [503] * 2
+        assert (await world.read(job=("others", "demo"))).status == 200
+        world.now = 10.0
+        assert (await world.read()).status == 200
+
+    play(scene, burst_bytes=1000, bytes_per_second=10)

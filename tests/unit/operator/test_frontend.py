@@ -180,6 +180,17 @@ def test_each_call_of_the_frontend_is_answered_by_the_controller(tmp_path: Path)
     run(scenario())
 
 
+def test_the_code_of_the_largest_job_passes_the_socket(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with serving(tmp_path) as world, connected(world.path) as client:
+            await client.identify("right")
+            world.backend.code_bytes = 4 * 2**20 // 3
+            answer = await client.code("right", b'{"sha256": "x"}')
+            assert (answer.status, len(answer.body["archive"])) == (200, world.backend.code_bytes)
+
+    asyncio.run(scene())
+
+
 def test_an_outcome_that_waits_for_the_api_server_delays_no_other_call(tmp_path: Path) -> None:
     """It may have twice as many bytes as a report."""
 
