@@ -16,7 +16,8 @@ programs=$!
 failed=0
 {
   ./frameworks.sh horovod >/dev/null &&
-    ./images.sh --engine buildah --test-base --tag e2e --build-arg TEST_ONLY_STUB_CUDA=1
+    ./images.sh --engine buildah --test-base --tag e2e --build-arg TEST_ONLY_STUB_CUDA=1 &&
+    ../tests/e2e/layouts/build.sh
 } |
   while read -r image; do ./image-store.sh "$image" </dev/null >/dev/null || exit; done || failed=1
 wait "$programs" || failed=1

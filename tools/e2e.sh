@@ -77,6 +77,7 @@ cluster() {
     image=$(basename "$(dirname "$file")")
     [ "$image" = libraries ] || images+=("ghcr.io/allranks/$image:e2e")
   done
+  for image in root user conda venv noshell; do images+=("ghcr.io/allranks/layout-$image:e2e"); done
   store=$(tools/image-store.sh "${images[@]}")
   mine=$(mktemp -d "$(dirname "$store")/e2e.XXXXXX") # on the same file system: they share files
   export ALLRANKS_E2E=$mine/cluster

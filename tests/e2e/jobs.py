@@ -101,11 +101,13 @@ def penguins(name: str, epochs: int, **pods: Any) -> list[Manifest]:
 
 
 @contextmanager
-def namespace(cluster: Cluster, name: str = "") -> Iterator[Team]:
-    """Creates a namespace that admits only restricted pods. Does not wait for its deletion, unless it has a name that
-    the next test may use again."""
+def namespace(cluster: Cluster, name: str = "", enforce: str = "restricted") -> Iterator[Team]:
+    """Creates a namespace that enforces a Pod Security Standard.
+
+    Does not wait for its deletion, unless it has a name that the next test may use again.
+    """
     again, name = bool(name), name or f"e2e-{uuid.uuid4().hex[:8]}"
-    metadata = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    metadata = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": enforce}}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     try:
         yield Team(cluster, name)
@@ -166,6 +168,11 @@ class Team:
         """Sends a signal to the first process of the training container. kubectl exec may fail because the container
         ends."""
         self.cluster.ask("-n", self.namespace, "exec", pod, "-c", "trainer", "--", "sh", "-c", f"kill -{name} 1")
+
+    def pods(self, job: str) -> list[Manifest]:
+        """The pods of a job."""
+        text = self.kubectl("get", "pods", "-l", f"allranks.dev/job-name={job}", "-o", "json")
+        return list(json.loads(text)["items"])
 
     def left_of(self, job: str) -> str:
         """Names of objects with the job's label."""

@@ -77,6 +77,10 @@
   value: {{ .defaults.pool | quote }}
 - name: ALLRANKS_DEFAULT_RUN_AS_USER
   value: {{ include "allranks.number" .defaults.runAsUser }}
+- name: ALLRANKS_DEFAULT_POD_SECURITY
+  value: {{ .defaults.podSecurity | quote }}
+- name: ALLRANKS_MAX_POD_SECURITY
+  value: {{ .limits.podSecurity | quote }}
 - name: ALLRANKS_MAX_ACTIVE_DEADLINE_SECONDS
   value: {{ include "allranks.number" .limits.activeDeadlineSeconds }}
 - name: ALLRANKS_MAX_PODS

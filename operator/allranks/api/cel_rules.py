@@ -313,6 +313,7 @@ _FIXED_IN_SPEC = (
     "preflight",
     "progress",
     "compatibility",
+    "podSecurity",
     "packages",
     "inputs",
     "outputs",

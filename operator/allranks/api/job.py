@@ -394,6 +394,13 @@ class SpecBase(Container):
         "unchanged: SageMaker (SM_HOSTS, SM_CHANNEL_NAME, SM_MODEL_DIR, SM_HPS, ...), AzureML (AZ_BATCH_MASTER_NODE, "
         "AZUREML_NODE_COUNT, ...) and Slurm (SLURM_PROCID, SLURM_NTASKS, ...). Default: none.",
     )
+    pod_security: Literal["Auto", "Restricted", "Baseline", "Image"] | None = Field(
+        None,
+        description="Security context of pods, where the template sets none. Restricted: not root, no capabilities. "
+        "Baseline: the user of the image, also root, with the usual capabilities. Both without privilege escalation, "
+        "and with the seccomp profile RuntimeDefault. Image: what the cluster gives pods without a security context. "
+        "Auto: Restricted if the namespace enforces it, else Baseline. Default: the operator's, which is Auto.",
+    )
     packages: Packages | None = Field(
         None,
         description="Python packages that pip installs in each pod before the start, for example [timm==1.0].",

@@ -32,7 +32,7 @@ from allranks.frameworks.hints import LogReader, RootCause
 from allranks.frameworks.rank_report import read_rank_report, root_cause
 
 SSH_PORT = 2222
-"""An unprivileged port, because the workers' sshd does not run as root."""
+"""An unprivileged port, because the workers' sshd may not run as root."""
 _HOSTFILE = f"{FILES_DIR}/hostfile"
 _SSH_ARGUMENTS = f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey"
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -52,6 +52,8 @@ class Implementation:
     """Options of an mpirun that allranks starts."""
     forward: str | None = None
     """The option that passes a variable on to the ranks. None: all are passed."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the launcher, unless the user sets them."""
 
 
 def _hydra(prefix: str, launcher: str, arguments: str) -> Implementation:
@@ -75,11 +77,11 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         local_env={
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-            **_AS_ROOT,
             "OMPI_MCA_btl": "self,vader,tcp",
         },
         options=("--allow-run-as-root", "--bind-to", "none"),
         forward="-x",
+        defaults=_AS_ROOT,  # for an mpirun in the program of an image that runs as root
     ),
     "MPICH": _hydra("HYDRA", "LAUNCHER", "LAUNCHER_EXTRA_ARGS"),
     "Intel": _hydra("I_MPI_HYDRA", "BOOTSTRAP", "BOOTSTRAP_EXEC_EXTRA_ARGS"),
@@ -136,9 +138,10 @@ def wire(
             if calls_mpirun
             else (*_launch(replica, context), *_mpirun(replica, context, ranks, mpi, defaults))
         )
+        merged = {**mpi.defaults, **defaults}
         if context.local:
-            return Wiring(env=mpi.local_env, defaults=defaults, prefix=prefix, files=True)
-        return Wiring(env=mpi.env, defaults=defaults, prefix=prefix, files=True, file_mounts=_EXPECTED, ssh_key=True)
+            return Wiring(env=mpi.local_env, defaults=merged, prefix=prefix, files=True)
+        return Wiring(env=mpi.env, defaults=merged, prefix=prefix, files=True, file_mounts=_EXPECTED, ssh_key=True)
 
     return wiring
 
@@ -233,7 +236,17 @@ def _sshd() -> tuple[str, ...]:
         "PermitUserRC": "no",
         "AcceptEnv": "ALLRANKS_* OMPI_*",
     }
-    return ("/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *(f"-o{key}={value}" for key, value in options.items()))
+    # An sshd that runs as root needs this directory, which Debian makes when it boots.
+    begin = ("/bin/sh", "-c", '[ "$(id -u)" != 0 ] || mkdir -p /run/sshd; exec "$@"', "sshd")
+    return (
+        *begin,
+        "/usr/sbin/sshd",
+        "-D",
+        "-e",
+        "-f",
+        "/dev/null",
+        *(f"-o{key}={value}" for key, value in options.items()),
+    )
 
 
 _OPEN_MPI = re.compile(

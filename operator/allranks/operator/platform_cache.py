@@ -16,6 +16,7 @@ import msgspec
 from pydantic import ValidationError
 
 from allranks.api.pool import PoolSpec
+from allranks.core.facts import pod_security
 from allranks.core.facts.policy import InvalidPolicy, Policy, for_namespace
 from allranks.kube import paths
 from allranks.kube.client import Client
@@ -139,6 +140,7 @@ class _Entry:
     problem: str = ""
     """Why new jobs have to wait."""
     terminating: bool = False
+    why_restricted: str = pod_security.NOT_READ
 
 
 class Namespaces:
@@ -160,6 +162,11 @@ class Namespaces:
         """Return the labels of a namespace; None if namespaces are not read."""
         entry = self._entries.get(namespace)
         return entry.labels if entry else None
+
+    def why_restricted(self, namespace: str) -> str:
+        """Return why the pods of a namespace must be restricted; empty if they need not be."""
+        entry = self._entries.get(namespace)
+        return entry.why_restricted if entry else pod_security.NOT_READ
 
     def uid(self, namespace: str) -> str:
         """Return the UID of a namespace; empty if namespaces are not read."""
@@ -219,6 +226,7 @@ class Namespaces:
         entry = _Entry(
             before.policy if before else self._base, before.labels if before else {}, before.uid if before else ""
         )
+        entry.why_restricted = before.why_restricted if before else entry.why_restricted
         entry.read_at = self._clock.monotonic()
         try:
             answer = msgspec.json.decode(await self._client.get(paths.namespace(namespace)), type=_Namespace)
@@ -227,7 +235,9 @@ class Namespaces:
                 raise InvalidPolicy(f"namespace {namespace} has {count} labels, and at most {MOST_LABELS} fit")
             entry.terminating = answer.metadata.deletionTimestamp is not None
             entry.labels = answer.metadata.labels
-            entry.policy = for_namespace(self._base, namespace, answer.metadata.annotations)
+            annotations = answer.metadata.annotations
+            entry.why_restricted = pod_security.why_restricted(namespace, entry.labels, annotations)
+            entry.policy = for_namespace(self._base, namespace, annotations)
         except NotFound:
             pass  # it was deleted, and its jobs with it
         except (InvalidPolicy, msgspec.DecodeError) as error:
@@ -238,5 +248,10 @@ class Namespaces:
         if entry.problem and not (before and before.problem == entry.problem):
             logger.error("new jobs of namespace %s wait: %s", namespace, entry.problem)
         self._entries[namespace] = entry
-        if before and (before.policy, before.labels, before.problem) != (entry.policy, entry.labels, entry.problem):
+        if before and _decisive(before) != _decisive(entry):
             self._changed(namespace)
+
+
+def _decisive(entry: _Entry) -> tuple[object, ...]:
+    """Return what the jobs of the namespace depend on."""
+    return entry.policy, entry.labels, entry.problem, entry.why_restricted

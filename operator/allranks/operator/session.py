@@ -324,6 +324,7 @@ class Session:
             namespace_uid=self.namespaces.uid(job.namespace),
             reserved_accounts=settings.reserved_accounts_of(job.namespace),
             namespace_labels=self.namespaces.labels(job.namespace),
+            why_restricted=self.namespaces.why_restricted(job.namespace),
         )
 
     def _cache_use(self, namespace: str) -> CacheUse | None:

@@ -113,6 +113,15 @@ class Settings(BaseSettings):
         description="securityContext.runAsUser of pods whose job and pool do not set it, for images that would run as "
         "root. Empty: the user of the image.",
     )
+    default_pod_security: Literal["Auto", "Restricted", "Baseline", "Image"] = Field(
+        "Auto",
+        description="Security context of pods whose job sets no podSecurity. Auto: restricted if the namespace of the "
+        "job enforces it, or if the operator does not read it, else the user of the image without added privileges.",
+    )
+    max_pod_security: Literal["Restricted", "Baseline", "Image"] = Field(
+        "Image",
+        description="The least restricted podSecurity of a job. Restricted: the pods of all jobs are restricted.",
+    )
     max_active_deadline_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = Field(
         None, description="Largest activeDeadlineSeconds of a job, and the default if there is none. Empty: no limit."
     )
@@ -277,6 +286,8 @@ class Settings(BaseSettings):
             default_active_deadline_seconds=self.default_active_deadline_seconds,
             default_pool=self.default_pool or None,
             default_run_as_user=self.default_run_as_user,
+            default_pod_security=self.default_pod_security,
+            max_pod_security=self.max_pod_security,
             max_active_deadline_seconds=self.max_active_deadline_seconds,
             max_pods=self.max_pods,
             allowed_pools=self.allowed_pools or None,

@@ -13,6 +13,7 @@ from allranks.core.diagnosis.reasons import describe_failure
 from allranks.core.facts.development import awaits_code, short
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
+from allranks.core.facts.pod_security import ANNOTATION
 from allranks.core.facts.preflight import DEFAULT_SECONDS
 from allranks.core.objects import preflight
 from allranks.errors import CannotRun
@@ -145,6 +146,7 @@ def _head_of_job(view: JobView, pods: list[Manifest]) -> Iterator[Fact]:
         ("Size", ", ".join(sizes) + _elastic(spec, status)),
         ("GPUs", _gpus(view, pods)),
         ("Pool", spec.get("pool")),
+        ("Security", _security(view, pods)),
         ("Phase", _phase(view)),
         ("Held", _held(status, now)),
         ("Attempt", status.attempt if status.start_time else ""),
@@ -166,6 +168,13 @@ def _gpus(view: JobView, pods: list[Manifest]) -> str:
     """Write `16 (8 in each worker)`; empty without GPUs."""
     parts = ", ".join(f"{count} in each {role}" for role, count in gpus_per_pod(view.manifest, pods).items())
     return f"{total_gpus(view.manifest, view.status, pods)} ({parts})" if parts else ""
+
+
+def _security(view: JobView, pods: list[Manifest]) -> str:
+    """Write `Baseline: namespace team does not enforce restricted pods`; empty without pods that say it."""
+    uids = {pod.uid for pod in pods_of(dict(view.manifest), pods)}
+    annotations = (pod["metadata"].get("annotations") or {} for pod in pods if pod["metadata"]["uid"] in uids)
+    return "; ".join(dict.fromkeys(text for items in annotations if (text := items.get(ANNOTATION))))
 
 
 def _elastic(spec: Mapping[str, Any], status: Status) -> str:

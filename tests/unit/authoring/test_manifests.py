@@ -126,9 +126,9 @@ def test_warnings_do_not_fail_without_strict():
     document = text(manifest(template=SIDECAR))
     path = "stdin: job: spec.template.spec.containers[0].name"
     result = allranks("validate", "-", stdin=document)
-    assert (result.exit_code, result.stderr) == (0, f"warning: {path}: {SIDECAR_WARNING}\n")
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (0, f"warning: {path}: {SIDECAR_WARNING}")
     strict = allranks("validate", "-", "--strict", stdin=document)
-    assert (strict.exit_code, strict.stderr, strict.stdout) == (2, result.stderr, "")
+    assert (strict.exit_code, strict.stderr, strict.stdout) == (2, f"warning: {path}: {SIDECAR_WARNING}\n", "")
 
 
 def test_notes_do_not_fail_with_strict():

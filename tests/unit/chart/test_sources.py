@@ -77,6 +77,8 @@ SETTINGS = {
     "log_level": "settings.logLevel",
     "log_format": "settings.logFormat",
     "lease_seconds": "leaderElection.leaseSeconds",
+    "default_pod_security": "policy.defaults.podSecurity",
+    "max_pod_security": "policy.limits.podSecurity",
 }
 POLICY = {
     "default_ttl_seconds_after_finished": "policy.defaults.ttlSecondsAfterFinished",

@@ -307,8 +307,14 @@ def test_the_settings_that_the_chart_passes_are_valid(helm: Helm) -> None:
                 "activeDeadlineSeconds": 315360000,
                 "pool": "gpu",
                 "runAsUser": 1000,
+                "podSecurity": "Baseline",
             },
-            "limits": {"pods": 16, "pools": ["gpu", "cpu"], "imagePrefixes": ["ghcr.io/team/"]},
+            "limits": {
+                "podSecurity": "Restricted",
+                "pods": 16,
+                "pools": ["gpu", "cpu"],
+                "imagePrefixes": ["ghcr.io/team/"],
+            },
         }
     }
     for release, policy in (
@@ -323,6 +329,8 @@ def test_the_settings_that_the_chart_passes_are_valid(helm: Helm) -> None:
                 max_pods=16,
                 allowed_pools=("gpu", "cpu"),
                 image_prefixes=("ghcr.io/team/",),
+                default_pod_security="Baseline",
+                max_pod_security="Restricted",
             ),
         ),
     ):

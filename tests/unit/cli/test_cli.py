@@ -115,10 +115,52 @@ def test_every_synonym_is_a_command():
 # --- validate --------------------------------------------------------------------------------------------------------
 
 
-def test_a_valid_manifest_prints_one_line(here):
+NOT_READ = (
+    "podSecurity: Auto: pods have the user of the image; where the namespace enforces restricted pods, "
+    "an image that runs as root does not start (neither is read here)"
+)
+
+
+def test_a_valid_manifest_prints_one_line_and_what_its_pods_depend_on(here):
     (here / "job.yaml").write_text(JOB)
     result = allranks("validate", "job.yaml")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "job is valid: pytorch, 2 pods\n", "")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        0,
+        "job is valid: pytorch, 2 pods\n",
+        f"note: {NOT_READ}\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"podSecurity": "Restricted"}, "an image that runs as root does not start, and the image is not read here"),
+        (
+            {"podSecurity": "Image"},
+            "podSecurity: Image: pods have the user of the image, and a namespace that enforces",
+        ),
+        ({"template": {"spec": {"securityContext": {"runAsUser": 0}}}}, "the template asks for root: a namespace that"),
+        ({"template": {"spec": {"securityContext": {"runAsUser": 1000}}}}, ""),
+        (
+            {"template": {"spec": {"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]}}},
+            "a privileged container: a namespace that",
+        ),
+    ],
+)
+def test_validate_says_what_the_user_of_the_pods_depends_on(fields, note):
+    result = allranks("validate", "-", stdin=yaml.safe_dump(manifest(**fields)))
+    assert result.exit_code == 0
+    assert note in result.stderr
+    assert bool(note) == bool(result.stderr)
+
+
+@pytest.mark.parametrize(("enforce", "level"), [((), "Baseline"), (("--enforce", "restricted"), "Restricted")])
+def test_render_prints_the_level_of_the_pods_and_why(enforce, level):
+    result = allranks("render", "-", "-o", "json", *enforce, stdin=JOB)
+    pods = [item for item in map(json.loads, result.stdout.splitlines()) if item["kind"] == "Pod"]
+    assert {pod["metadata"]["annotations"]["allranks.dev/pod-security"].partition(":")[0] for pod in pods} == {level}
+    assert {pod["spec"]["securityContext"].get("runAsNonRoot", False) for pod in pods} == {bool(enforce)}
+    assert ("--enforce restricted prints" in result.stderr) is not bool(enforce)
 
 
 def test_an_invalid_manifest_prints_every_error_with_file_job_and_field(here):
@@ -148,14 +190,17 @@ def test_valid_manifests_as_json():
         "validate", "-", "-o", "json", stdin=f"{JOB}---\n{CLAIM}---\n{yaml.safe_dump(manifest(name='b'))}"
     )
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {"valid": True, "jobs": ["job", "b"], "pools": [], "problems": []}
+    texts = {"job": NOT_READ, "b": NOT_READ}
+    expected = {"valid": True, "jobs": ["job", "b"], "pools": [], "podSecurity": texts, "problems": []}
+    assert json.loads(result.stdout) == expected
 
 
 def test_pools_are_validated_alone_or_with_jobs():
     alone = allranks("validate", "-", stdin=POOL)
     assert (alone.exit_code, alone.stdout) == (0, "gpu is valid: a TrainingPool\n")
     both = allranks("validate", "-", "-o", "json", stdin=f"{POOL}---\n{JOB}")
-    assert json.loads(both.stdout) == {"valid": True, "jobs": ["job"], "pools": ["gpu"], "problems": []}
+    expected = {"valid": True, "jobs": ["job"], "pools": ["gpu"], "podSecurity": {"job": NOT_READ}, "problems": []}
+    assert json.loads(both.stdout) == expected
 
 
 @table(

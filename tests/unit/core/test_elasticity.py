@@ -101,6 +101,18 @@ def test_a_placeholder_requests_the_resources_of_its_worker_and_idles():
         "command": ["sleep", "infinity"],
     }
     assert found["spec"]["initContainers"] == [
-        {"name": "fetch", "image": image, "resources": {"limits": {"cpu": 4}}, "command": ["sleep", "0"]},
-        {"name": "proxy", "image": image, "restartPolicy": "Always", "command": ["sleep", "infinity"]},
+        {
+            "name": "fetch",
+            "image": image,
+            "resources": {"limits": {"cpu": 4}},
+            "securityContext": security,
+            "command": ["sleep", "0"],
+        },
+        {
+            "name": "proxy",
+            "image": image,
+            "restartPolicy": "Always",
+            "securityContext": security,
+            "command": ["sleep", "infinity"],
+        },
     ]

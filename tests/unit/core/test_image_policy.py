@@ -60,6 +60,7 @@ OF_ALL_IMAGES = {
     "code.subPath",
     "inputs[].mode",
     "mpi.implementation",
+    "podSecurity",
     "preflight.gpu",
     "preflight.network",
     "startupDeadlineSeconds",

@@ -454,11 +454,12 @@ def test_the_users_own_dev_shm_is_kept():
     assert made["spec"]["volumes"] == spec["spec"]["volumes"]
 
 
-def test_sidecars_are_not_changed():
+def test_sidecars_get_only_the_security_context_of_their_pod():
     sidecar = {"name": "logs", "image": "logs:1", "env": [{"name": "RANK", "value": "x"}]}
     made = first(template={"spec": {"containers": [sidecar]}})
     assert [container["name"] for container in made["spec"]["containers"]] == ["trainer", "logs"]
-    assert made["spec"]["containers"][1] == sidecar
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert made["spec"]["containers"][1] == {**sidecar, "securityContext": restricted}
 
 
 def test_labels_and_annotations_of_the_template_are_kept_except_reserved_labels():
@@ -570,10 +571,8 @@ def test_a_template_merges_into_the_helper_by_name():
     helper, fetch = first(framework="horovod", **spec)["spec"]["initContainers"]
     assert (helper["name"], helper["image"]) == ("allranks-helper", "helper:1")
     assert helper["resources"] == {"limits": {"cpu": "1"}}
-    assert fetch == {"name": "fetch", "image": "f"}
-    assert first(**spec)["spec"]["initContainers"] == [
-        {"name": "fetch", "image": "f"}
-    ]  # no helper, nothing to merge into
+    assert (fetch["name"], fetch["image"]) == ("fetch", "f")
+    assert first(**spec)["spec"]["initContainers"] == [fetch]  # no helper, nothing to merge into
 
 
 def test_pods_with_a_helper_get_the_secrets_for_pulling_its_image():

@@ -400,10 +400,11 @@ def test_the_annotations_of_a_namespace_replace_the_values_of_the_operator_one_b
 
 def test_every_field_of_a_policy_can_be_set_by_an_annotation():
     text = dict.fromkeys(("default_pool", "allowed_pools", "image_prefixes"), "x")
+    text |= dict.fromkeys(("default_pod_security", "max_pod_security"), "Restricted")
     names = [name for name in Policy.__dataclass_fields__ if name != "sources"]
     annotations = {PREFIX + name.replace("_", "-"): text.get(name, "5") for name in names}
     policy = for_namespace(Policy(), "vision", annotations)
-    assert all(getattr(policy, name) is not None for name in names)
+    assert all(getattr(policy, name) != getattr(Policy(), name) for name in names)
 
 
 @pytest.mark.parametrize(

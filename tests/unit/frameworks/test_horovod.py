@@ -231,7 +231,7 @@ def test_mpirun_forwards_only_variables_that_the_launcher_has():
 def test_mpi_workers_run_a_non_root_sshd_on_an_unprivileged_port():
     for name in ("job-worker-0-0", "job-worker-1-0"):
         worker = trainers(objects(**MPI))[name]
-        assert worker["command"][0] == "/usr/sbin/sshd"
+        assert "/usr/sbin/sshd" in worker["command"]
         assert "-oPort=2222" in worker["command"]
         assert "args" not in worker
         assert worker["ports"] == [{"name": "ssh", "containerPort": 2222}]

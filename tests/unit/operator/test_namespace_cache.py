@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from allranks.core.facts.pod_security import NOT_READ
 from allranks.core.facts.policy import Policy
 from allranks.operator.platform_cache import NamespaceNotUsable, Namespaces
 from allranks.operator.settings import Settings
@@ -145,6 +146,29 @@ def test_a_change_is_found_from_time_to_time_and_unused_namespaces_are_forgotten
         running.cancel()
 
     world.play(scenario, namespace_refresh=0.001)
+
+
+def test_the_label_of_a_standard_decides_and_until_it_is_read_pods_are_restricted() -> None:
+    world = World()
+
+    async def scenario(namespaces: Namespaces) -> None:
+        assert namespaces.why_restricted("vision") == NOT_READ
+        await namespaces.prepare("vision", True)
+        assert namespaces.why_restricted("vision") == ""
+        world.metadata["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
+        await namespaces.confirm("vision")
+        expected = "namespace vision enforces the Pod Security Standard restricted"
+        assert namespaces.why_restricted("vision") == expected
+        world.error = status(403, "Forbidden")
+        await namespaces.confirm("vision")
+        assert namespaces.why_restricted("vision") == expected
+        world.error = None
+        world.metadata |= {"labels": {}, "annotations": {"openshift.io/sa.scc.uid-range": "1000690000/10000"}}
+        await namespaces.confirm("vision")
+        assert namespaces.why_restricted("vision").startswith("OpenShift")
+
+    world.play(scenario)
+    assert world.changed == ["vision"] * 3
 
 
 def test_namespaces_are_not_read_unless_the_setting_says_so() -> None:

@@ -11,7 +11,7 @@ from allranks.api.status import CodeStatus, Status
 from allranks.core.objects import pods
 from allranks.kube import job_codec
 from allranks.views.description import describe_job
-from support.builders import CLUSTER, NOW, job, manifest, table
+from support.builders import CLUSTER, NOW, UID, job, manifest, table
 
 CREATED = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
 TESTS = {"gpu": True, "network": True}
@@ -62,3 +62,11 @@ def test_describe_says_which_code_runs_and_since_when():
     [line] = code_line(waiting)
     assert line.endswith(f"the ranks wait for other code until {waiting.restart_time:%H:%M:%S} UTC")
     assert code_line(Status()) == []
+
+
+def test_describe_says_the_level_of_the_pods_and_why():
+    [pod, *_] = pods.objects(job(), Status(), replace(CLUSTER, why_restricted="")).pods
+    of = manifest()
+    of["metadata"] |= CREATED | {"uid": UID}
+    lines = list(describe_job(of, [pod | {"metadata": pod["metadata"] | CREATED}], "", [], NOW))
+    assert "Security:    Baseline: namespace team does not enforce restricted pods" in lines

@@ -136,3 +136,37 @@ def _about_networks(job: Job, platform: Platform) -> Iterator[Problem]:
 def _has_network(template: Mapping[str, Any]) -> bool:
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     return bool(annotations.get(_NETWORKS))
+
+
+_ROOT = "an image that runs as root does not start"
+
+
+def pod_security_text(job: Job) -> str:
+    """Return what the security context of the pods depends on that no manifest says; empty if it depends on nothing."""
+    level = job.spec.pod_security or "Auto"
+    templates = pod_template.role_templates(job, ANY_PLATFORM).values()
+    contexts = [context for template in templates for context in _contexts(template["spec"])]
+    if any(context.get("privileged") is True for context in contexts):
+        return "a privileged container: a namespace that enforces the standard baseline or restricted refuses such pods"
+    if any(context.get("runAsUser") == 0 for context in contexts):
+        return "the template asks for root: a namespace that enforces the standard restricted refuses such pods"
+    if all(_user(template) for template in templates):
+        return ""
+    if level == "Restricted":
+        return f"podSecurity: Restricted: {_ROOT}, and the image is not read here"
+    text = f"podSecurity: {level}: pods have the user of the image"
+    if level == "Auto":
+        return f"{text}; where the namespace enforces restricted pods, {_ROOT} (neither is read here)"
+    return f"{text}, and a namespace that enforces restricted pods refuses them (neither is read here)"
+
+
+def _contexts(pod_spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    containers = [*(pod_spec.get("initContainers") or ()), *pod_spec["containers"]]
+    return [part["securityContext"] for part in (pod_spec, *containers) if part.get("securityContext")]
+
+
+def _user(template: Mapping[str, Any]) -> int | None:
+    """Return the user of the training container that the template names; None for the user of the image."""
+    contexts = [template["spec"].get("securityContext"), pod_template.trainer(dict(template)).get("securityContext")]
+    users = [context["runAsUser"] for context in contexts if context and "runAsUser" in context]
+    return users[-1] if users else None

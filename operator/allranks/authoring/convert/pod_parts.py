@@ -169,7 +169,6 @@ def assemble(draft: Draft, parts: Sequence[Part]) -> None:
         for part in parts:
             roles[part.role] |= {"template": part.template} if part.template else {}
     draft.set("roles", roles)
-    _comment(draft, parts)
 
 
 def _remove_variables(draft: Draft, part: Part, reserved: frozenset[str]) -> None:

@@ -24,9 +24,7 @@ def complete(draft: Draft, path: str, template: dict[str, Any]) -> None:
             draft.comment(("spec", "template"), _ROOT)
         if context.get("privileged") and context.get("allowPrivilegeEscalation") is not True:
             context["allowPrivilegeEscalation"] = True
-            text = (
-                "A privileged container has allowPrivilegeEscalation: true: the API server refuses the default, false."
-            )
+            text = "A privileged container has allowPrivilegeEscalation: true: the API server refuses false."
             draft.comment(("spec", "template"), text)
 
 

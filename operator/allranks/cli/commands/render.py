@@ -29,6 +29,7 @@ Examples:
   allranks render job.yaml
   allranks render job.yaml -o json | jq .metadata.name
   allranks render job.yaml -f pool.yaml
+  allranks render job.yaml --enforce restricted
 \b
 Exit status:
   0 printed, 2 a manifest is not valid.
@@ -52,6 +53,12 @@ Exit status:
     "--data-image",
     help="The image that fetches inputs in the pods of a pool with inputCache.  [default: the value of --helper-image]",
 )
+@click.option(
+    "--enforce",
+    type=click.Choice(["privileged", "baseline", "restricted"]),
+    help="The Pod Security Standard that the namespace enforces, by its label pod-security.kubernetes.io/enforce.  "
+    "[default: privileged]",
+)
 def render(
     files: tuple[str, ...],
     sets: tuple[str, ...],
@@ -59,6 +66,7 @@ def render(
     helper_image: str,
     report_url: str,
     data_image: str | None,
+    enforce: str | None,
 ) -> None:
     """Print the objects that the operator creates for the first attempt of a job.
 
@@ -77,7 +85,13 @@ def render(
     for severity, text in loaded.notes():
         print_problem(severity, text)
     pairs = zip(loaded.jobs, pools, strict=True)
-    objects = [item for job, pool in pairs for item in rendered(job, helper_image, pool, report_url, data_image)]
+    if enforce is None and any(job.spec.pod_security in (None, "Auto") for job in loaded.jobs):
+        text = "--enforce restricted prints the pods for a namespace that does (podSecurity: Auto)"
+        print_problem("note", f"the pods are for a namespace that does not enforce restricted pods: {text}")
+    restricted = enforce == "restricted"
+    objects = [
+        item for job, pool in pairs for item in rendered(job, helper_image, pool, report_url, data_image, restricted)
+    ]
     if output == "json":
         click.echo("\n".join(json.dumps(manifest) for manifest in objects))
     else:
@@ -105,19 +119,23 @@ def rendered(
     pool: PoolSpec | None = None,
     report_url: str = REPORT_URL,
     data_image: str | None = None,
+    restricted: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the objects of the first attempt of a job, with its pool applied."""
     from allranks.api.status import Status
+    from allranks.core.facts import pod_security
     from allranks.core.facts.data_store import DEFAULT_CACHE_BYTES, DataStore
     from allranks.core.facts.model import Platform
     from allranks.core.objects import pods, scheduling
 
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": NO_UID})})
+    labels = {pod_security.ENFORCE: "restricted"} if restricted else {}
     platform = Platform(
         helper_image=helper_image,
         node_lost_seconds=scheduling.NODE_LOST_SECONDS,
         pool=pool,
         report_url=report_url,
+        why_restricted=pod_security.why_restricted(job.namespace, labels, {}),
         data=DataStore("", data_image or helper_image, DEFAULT_CACHE_BYTES) if pool and pool.input_cache else None,
     )
     objects = pods.objects(job, Status(), platform)

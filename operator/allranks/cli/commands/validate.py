@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -56,7 +56,10 @@ def _print(loaded: Loaded | None, findings: Sequence[Finding], output: str) -> N
     """Print the findings, and the valid objects. `loaded` is None if the manifests are not valid."""
     if output == "json":
         problems = [finding.as_json() for finding in findings]
-        names = {"jobs": list(loaded.titles), "pools": [pool.name for pool in loaded.pools]} if loaded else {}
+        names: dict[str, Any] = {}
+        if loaded:
+            names = {"jobs": list(loaded.titles), "pools": [pool.name for pool in loaded.pools]}
+        names |= {"podSecurity": _pod_security(loaded)} if loaded and loaded.jobs else {}
         names |= {"sweeps": [item.sweep.name for item in loaded.sweeps]} if loaded and loaded.sweeps else {}
         click.echo(json.dumps({"valid": loaded is not None, **names, "problems": problems}, indent=2))
         return
@@ -73,3 +76,12 @@ def _print(loaded: Loaded | None, findings: Sequence[Finding], output: str) -> N
         for job, title in zip(loaded.jobs, loaded.titles, strict=True):
             pods = sum(role.replicas for _, role in job.spec.roles.items())
             click.echo(f"{title} is valid: {job.spec.framework}, {pods} pod{'' if pods == 1 else 's'}")
+        for text in dict.fromkeys(filter(None, _pod_security(loaded).values())):
+            print_problem("note", text)
+
+
+def _pod_security(loaded: Loaded) -> dict[str, str]:
+    """Return title -> what the security of the pods of a job depends on."""
+    from allranks.authoring.checks.notes import pod_security_text
+
+    return {title: pod_security_text(job) for job, title in zip(loaded.jobs, loaded.titles, strict=True)}

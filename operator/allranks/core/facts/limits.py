@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.api.job import Container, Job
-from allranks.core.facts import naming, pod_template, pool_template, topology
+from allranks.core.facts import naming, pod_security, pod_template, pool_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Observed, Platform
 from allranks.core.facts.policy import Policy
 
@@ -52,7 +52,7 @@ def violations(job: Job, platform: Platform) -> list[tuple[str, str]]:
         out.append(("spec.pool", f"{text} ({policy.source('allowed_pools')} allows: {allowed}): use another, {_ASK}"))
     elif wrong := pool_template.not_admitted(job, platform):
         out.append(("spec.pool", wrong))
-    return [*out, *_images(job, policy), *_accounts(job, platform)]
+    return [*out, *_images(job, policy), *_accounts(job, platform), *_pod_security(job, policy)]
 
 
 def _deadline(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
@@ -85,6 +85,16 @@ def _accounts(job: Job, platform: Platform) -> Iterator[tuple[str, str]]:
             if (account := pod_spec.get(field)) in platform.reserved_accounts:
                 text = f'ServiceAccount "{account}" belongs to allranks itself, and no job may use it: use another one'
                 yield f"{where}.template.spec.{field}", text
+
+
+def _pod_security(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:
+    level, most = job.spec.pod_security, policy.max_pod_security
+    if level is not None and level != pod_security.AUTO and pod_security.exceeds(level, most):
+        source = policy.source("max_pod_security")
+        yield (
+            "spec.podSecurity",
+            f"{level} is not allowed here ({source} allows no more than {most}): remove it, {_ASK}",
+        )
 
 
 def _images(job: Job, policy: Policy) -> Iterator[tuple[str, str]]:

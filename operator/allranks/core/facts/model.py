@@ -298,6 +298,8 @@ class Platform:
     """ServiceAccounts in the job's namespace that no job may use: the accounts of allranks."""
     namespace_labels: Mapping[str, str] | None = None
     """Labels of the job's namespace, for the selectors of pools; None if the operator does not read them."""
+    why_restricted: str | None = None
+    """Why pods of the job's namespace must be restricted; empty if they need not be. None: it has no namespace."""
 
 
 @dataclass(frozen=True, slots=True)

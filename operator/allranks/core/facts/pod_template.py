@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 from allranks.api.job import Container, Job, RoleSpec
 from allranks.api.pod_template import is_valid
 from allranks.api.pool import PoolSpec
-from allranks.core.facts import gpu_count, naming, pool_template, topology
+from allranks.core.facts import gpu_count, naming, pod_security, pool_template, topology
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
+from allranks.core.facts.pod_security import Choice
 from allranks.core.facts.strategic_merge import merge, without_nulls
 
 T = TypeVar("T")
@@ -22,9 +23,8 @@ _DEFAULTS: Manifest = {
     "restartPolicy": "Never",
     "automountServiceAccountToken": False,
     "enableServiceLinks": False,
-    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
 }
-"""The lowest layer: the restricted Pod Security Standard, no service account token, no variables of Services."""
+"""The lowest layer: no service account token, no variables of Services."""
 
 
 def has_valid_types(job: Job) -> bool:
@@ -36,7 +36,8 @@ def has_valid_types(job: Job) -> bool:
 def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
     """Return role -> its pod template. Templates are read-only: roles and callers share them."""
     pool = pool_template.pool_of(job, platform)
-    return dict(_merged(_Same(job), _Same(pool), platform.policy.default_run_as_user))
+    chosen = pod_security.choice(job, platform)
+    return dict(_merged(_Same(job), _Same(pool), chosen, platform.policy.default_run_as_user))
 
 
 class _Same(Generic[T]):
@@ -53,17 +54,19 @@ class _Same(Generic[T]):
 
 
 @lru_cache(maxsize=2)  # one decision asks a dozen times, with its platform or with any
-def _merged(job_key: _Same[Job], pool_key: _Same[PoolSpec | None], user: int | None) -> dict[str, Manifest]:
+def _merged(
+    job_key: _Same[Job], pool_key: _Same[PoolSpec | None], chosen: Choice, user: int | None
+) -> dict[str, Manifest]:
     job = job_key.value
     kinds = topology.framework_of(job).roles
-    defaults = merge(_DEFAULTS, {"securityContext": {"runAsUser": user}}) if user is not None else _DEFAULTS
     out: dict[str, Manifest] = {}
     distinct: list[tuple[list[object], Manifest]] = []
     for role, spec in job.spec.roles.items():
         layer = [kinds[role].ranked, spec.template, *(getattr(spec, field) for field in sorted(_FIELDS))]
         template = next((template for other, template in distinct if other == layer), None)
         if template is None:
-            template = _role_template(job, spec, pool_key.value, kinds[role].ranked, defaults)
+            template = _role_template(job, spec, pool_key.value, kinds[role].ranked)
+            template = _secured(template, chosen, user)
             distinct.append((layer, template))
         out[role] = template
     return out
@@ -91,7 +94,7 @@ def grace_period(template: Manifest) -> int:
     return DEFAULT_GRACE_PERIOD_SECONDS if seconds is None else int(seconds)
 
 
-def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool, defaults: Manifest) -> Manifest:
+def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool) -> Manifest:
     """Return the pod template of a role.
 
     Its layers, lowest first: the defaults, the pool, the job's `scheduling`, spec.template, the role's template, the
@@ -109,8 +112,17 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
         template["spec"]["tolerations"] = pool_template.union(tolerations, user["spec"].get("tolerations"))
     return {
         "metadata": with_default_metadata(template.get("metadata") or {}),
-        "spec": merge(defaults, template["spec"]),
+        "spec": merge(_DEFAULTS, template["spec"]),
     }
+
+
+def _secured(template: Manifest, chosen: Choice, user: int | None) -> Manifest:
+    """Return the template with the security contexts of a level, and the level as an annotation."""
+    metadata = template["metadata"]
+    if chosen.reason:
+        text = f"{chosen.level}: {chosen.reason}"
+        metadata = {**metadata, "annotations": {**metadata["annotations"], pod_security.ANNOTATION: text}}
+    return {"metadata": metadata, "spec": pod_security.with_defaults(template["spec"], chosen, user)}
 
 
 _FIELDS = {"image", "command", "args", "env", "resources", "working_dir"}

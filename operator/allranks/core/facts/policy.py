@@ -24,17 +24,20 @@ class InvalidPolicy(AllranksError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Defaults and limits for the jobs of one namespace; None: not set."""
+    """Defaults and limits for the jobs of one namespace; None: not set. Levels of pod security are in
+    `pod_security.LEVELS`."""
 
     default_ttl_seconds_after_finished: int | None = None
     default_active_deadline_seconds: int | None = None
     default_pool: str | None = None
     default_run_as_user: int | None = None
+    default_pod_security: str = "Auto"
     max_active_deadline_seconds: int | None = None
     max_pods: int | None = None
     """Pods of a job: of all roles, with as many workers as an elastic job may have."""
     allowed_pools: tuple[str, ...] | None = None
     image_prefixes: tuple[str, ...] | None = None
+    max_pod_security: str = "Image"
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
     """Field -> where it is set, for messages, if that is not the operator's setting of the same name."""
 
@@ -78,6 +81,15 @@ def _whole_number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}")
+        return text
+
+    return read
+
+
 def names(text: str) -> tuple[str, ...]:
     """Return the items of a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -98,4 +110,6 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "max_pods": _whole_number(0, 10_000),
     "allowed_pools": names,
     "image_prefixes": names,
+    "default_pod_security": _choice("Auto", "Restricted", "Baseline", "Image"),
+    "max_pod_security": _choice("Restricted", "Baseline", "Image"),
 }

@@ -15,6 +15,7 @@ from allranks.core.facts import (
     attempt,
     compatibility,
     naming,
+    pod_security,
     pod_template,
     pool_template,
     queue,
@@ -38,10 +39,7 @@ FILES_VOLUME = "allranks-files"
 """Name of the volume with the files that connect ranks, such as mpirun's hosts file."""
 SSH_VOLUME = "allranks-ssh"
 """Name of the volume with the key of an MPI job."""
-_TRAINER_DEFAULTS: Manifest = {
-    "terminationMessagePolicy": "FallbackToLogsOnError",
-    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-}
+_TRAINER_DEFAULTS: Manifest = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +195,8 @@ def problems(job: Job, platform: Platform = ANY_PLATFORM) -> list[tuple[str, str
             if name in framework.reserved_env or _is_ours(name):
                 out.append((f"{where}.spec.containers[trainer].env", f"{name} is set by allranks: remove it"))
         out += pool_template.restart_policy_problems(template, where)
+        layers = {f"spec.roles.{role}.template": spec.template or {}, "spec.template": job.spec.template or {}}
+        out += pod_security.problems(template, {path: part for path, part in layers.items() if part})
     return list(dict.fromkeys(out))
 
 
@@ -489,7 +489,7 @@ def _attachments(
     if with_code:
         volumes += [{"name": name, **source} for name, source in code.helper_volumes(job, status)]
     init += manifests.fetch_containers(job, status, platform, _compute_resources(user))
-    security = {**_TRAINER_DEFAULTS["securityContext"], **(user.get("securityContext") or {})}
+    security = user.get("securityContext") or {}
     if resumes:
         name, source, below = code.resume_volume(job, status, platform)
         if name not in {volume["name"] for volume in volumes}:
@@ -520,7 +520,7 @@ def _helper_init_container(
         **({"terminationMessagePolicy": "FallbackToLogsOnError"} if arguments else {}),
         "volumeMounts": [{"name": HELPER, "mountPath": HELPER_DIR}, *mounts],
         **({"resources": resources} if resources else {}),
-        "securityContext": _TRAINER_DEFAULTS["securityContext"],
+        "securityContext": pod_security.RESTRICTED,
     }
 
 

@@ -216,9 +216,10 @@ def startup_failure(snapshot: Snapshot) -> Outcome:
 _RUN_AS_USER = "spec.template.spec.securityContext.runAsUser"
 # Messages of the kubelet (verifyRunAsNonRoot in pkg/kubelet/kuberuntime/security_context_others.go).
 _ROOT_IMAGES = {
-    "image will run as root": f"the image runs as root: set {_RUN_AS_USER} of the job to another user, for example "
-    "1000 (a TrainingPool's template, or the operator's setting `default_run_as_user`, which is "
-    "policy.defaults.runAsUser in the chart, can set it for all jobs)",
+    "image will run as root": f"the image runs as root, and the pod may not: set {_RUN_AS_USER} of the job to another "
+    "user, for example 1000 (a TrainingPool's template, or the operator's setting `default_run_as_user`, which is "
+    "policy.defaults.runAsUser in the chart, can set it for all jobs), or spec.podSecurity to Baseline if the "
+    "namespace admits pods that run as root",
     "has non-numeric user": f"set {_RUN_AS_USER} of the job to the number of that user",
     "runAsUser breaks non-root policy": f"set {_RUN_AS_USER} of the job to a user other than 0, or runAsNonRoot to "
     "false if its namespace admits pods that run as root",

@@ -16,7 +16,7 @@ from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.api.sweep_values import VARIABLE_PREFIX
 from allranks.cache_key import cache_key, pin_of
-from allranks.core.facts import naming, pod_template, pool_template, resume_source
+from allranks.core.facts import naming, pod_security, pod_template, pool_template, resume_source
 from allranks.core.facts.data_store import DEFAULT_RESOURCES, UNSEEN, CacheUse, DataStore
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform, Pod
 from allranks.core.facts.uploads import checkpoint_of, of_checkpoint
@@ -29,7 +29,7 @@ VOLUME = "allranks-data"
 REQUEST = "ALLRANKS_TRANSFER"
 COMMAND = ["python3", "-m", "allranks.data.pod"]
 CACHE, _OUTPUTS, _TARGET, _CHECKPOINTS = "/cache", "/outputs", "/target", "/checkpoints"
-CONTAINER: Manifest = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+CONTAINER: Manifest = pod_security.RESTRICTED
 GROUP = 65532
 """The group of all pods that mount the claim. The user of the image has the same number."""
 _LONGEST_PROVENANCE = 100_000
