@@ -28,7 +28,7 @@ def main() -> None:
 
         allranks_import_hooks.after_import("mpi4py.MPI", _abort_after_exception)
     if "RAY_ADDRESS" in os.environ or "RAY_RAYLET_PID" in os.environ:  # a driver, or a process that Ray starts
-        import allranks_import_hooks  # type: ignore[import-not-found]
+        import allranks_import_hooks
 
         allranks_import_hooks.before_import("ray.train.tensorflow", _use_legacy_keras)
     if _reports_automatically():
