@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Collection
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -31,13 +32,13 @@ def adopt_orphans() -> bool:
         return False
 
 
-def kill_descendants(spared: int | None = None) -> bool:
-    """Send SIGKILL to all descendants but one. Return whether there was none.
+def kill_descendants(spared: Collection[int] = ()) -> bool:
+    """Send SIGKILL to all descendants except those `spared`. Return whether there was none.
 
     They are gone once this returns True after their parent has reaped what ended: then the kernel has given back what
     they held, such as the memory of GPUs.
     """
-    pids = descendants() - {spared}
+    pids = descendants() - set(spared)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

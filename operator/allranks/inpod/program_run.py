@@ -29,15 +29,20 @@ FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 
 
 class ProgramRun:
-    """A program that was started. Its constructor raises OSError."""
+    """A program that was started: now, or as `process`. Its constructor raises OSError."""
 
-    def __init__(self, program: list[str], env: dict[str, str], matcher: Matcher | None) -> None:
+    def __init__(
+        self,
+        program: list[str],
+        env: dict[str, str],
+        matcher: Matcher | None,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self._matcher, self._last, self._lock = matcher, b"", threading.Lock()
-        if matcher is None and os.isatty(1):  # a program on a terminal behaves differently
-            output = errors = None
-        else:
-            output, errors = subprocess.PIPE, subprocess.STDOUT if same(1, 2) else subprocess.PIPE
-        self.process = subprocess.Popen(program, env=env, bufsize=0, stdout=output, stderr=errors)
+        if process is None:
+            output, errors = pipes(matcher is not None)
+            process = subprocess.Popen(program, env=env, bufsize=0, stdout=output, stderr=errors)
+        self.process = process
         self._ended, self._over = os.pipe()
         self._pumps = [
             threading.Thread(target=self._pump, args=(source, target), daemon=True)
@@ -82,6 +87,13 @@ class ProgramRun:
         if matcher is not None:
             matcher.match(lines.rest())
         stream.close()  # the program gets SIGPIPE if this process's output is closed
+
+
+def pipes(has_matcher: bool) -> tuple[int | None, int | None]:
+    """Return stdout and stderr of a program, as `Popen` knows them."""
+    if not has_matcher and os.isatty(1):  # a program on a terminal behaves differently
+        return None, None
+    return subprocess.PIPE, subprocess.STDOUT if same(1, 2) else subprocess.PIPE
 
 
 def same(first: int, other: int) -> bool:

@@ -35,6 +35,7 @@ from program_run import (  # type: ignore[import-not-found]
     write_line,
     write_signal,
 )
+from warm_start import WarmStart  # type: ignore[import-not-found]
 
 SILENCE_SECONDS = 20.0
 """The pod ends if the operator has not answered for this long since the end of the program. The first program starts
@@ -47,10 +48,17 @@ STACK_SECONDS = 0.3
 
 class Supervisor:
     """`run` once. An empty `pattern`: the output is not parsed. Without `in_place` the pod ends with the program.
-    `together`: it waits for an order before the first start."""
+    `together`: it waits for an order before the first start. `warm`: the next attempt's program is started in
+    advance."""
 
     def __init__(
-        self, program: list[str], env: dict[str, str], pattern: str, in_place: bool, together: bool = False
+        self,
+        program: list[str],
+        env: dict[str, str],
+        pattern: str,
+        in_place: bool,
+        together: bool = False,
+        warm: bool = False,
     ) -> None:
         self._program, self._env, self._pattern, self._in_place = program, env, pattern, in_place
         self._before_first = together
@@ -58,6 +66,10 @@ class Supervisor:
         self._waits_since = time.monotonic()
         self._channel = None
         self._code = JobCode.of_pod(env) if in_place else None
+        self._warm: WarmStart | None = None
+        if in_place and warm:
+            with contextlib.suppress(OSError):  # no folder for temporary files
+                self._warm = WarmStart(program, env, bool(pattern))
         if in_place or together:
             self._channel = Channel(env["ALLRANKS_REPORT_URL"], env["ALLRANKS_REPORT_TOKEN_FILE"], self._receive)
         attempt = env.get("ALLRANKS_ATTEMPT", "")
@@ -82,6 +94,13 @@ class Supervisor:
 
     def run(self) -> int:
         """Return the exit status of the program: its code, 128 + n for signal n."""
+        try:
+            return self._supervise()
+        finally:
+            if self._warm is not None:
+                self._warm.close()
+
+    def _supervise(self) -> int:
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
         # Signals, including SIGCHLD, wake the main thread through a pipe: a signal right before a blocking waitpid
@@ -117,7 +136,8 @@ class Supervisor:
         self._began = time.time()
         matcher = self._report_output() if self._pattern else None
         try:
-            self._run = ProgramRun(self._program, self._env, matcher)
+            prepared = self._warm.take(self._env) if self._warm is not None else None
+            self._run = ProgramRun(self._program, self._env, matcher, prepared)
         except OSError as error:
             return int(cannot_start(self._program, error))
         for early in tuple(self._early):
@@ -164,7 +184,7 @@ class Supervisor:
         at = time.monotonic()
         restarts = self._in_place and not self._ending and (code != 0 or self._next is not None)
         if restarts:
-            kill_descendants(run.matcher_pid)  # as the kernel does at the end of a pod
+            kill_descendants(self._spared(run))  # as the kernel does at the end of a pod
         run.finish()
         if self._pattern:
             from allranks import report
@@ -231,14 +251,16 @@ class Supervisor:
         """Do what is due. Return the exit status if the pod ends."""
         if self._run is not None:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                kill_descendants(self._run.matcher_pid)
+                kill_descendants(self._spared(self._run))
+            elif self._warm is not None and self._kill_at is None:
+                self._warm.look(self._run.process.pid, self._env)
             return None
         if self._ending or time.monotonic() >= self._silent_at():
             if self._before_first and not self._ending:
                 write_line(f"no answer of the operator for {SILENCE_SECONDS:g} s: not waiting for the other pods")
                 return self._start()
             return self._status()
-        if not self._cleared and kill_descendants():
+        if not self._cleared and kill_descendants(self._spared(None)):
             self._cleared = True
             clear_shared_memory(self._began)
         if self._cleared and self._next is not None:
@@ -246,11 +268,16 @@ class Supervisor:
             self._tell(State(attempt, "Down", None, self._state.last))
         return None
 
+    def _spared(self, run: ProgramRun | None) -> set[int]:
+        """Return the processes that the end of an attempt does not end."""
+        matcher = {run.matcher_pid} if run is not None and run.matcher_pid is not None else set()
+        return matcher | (self._warm.pids() if self._warm is not None else set())
+
     def _seconds(self) -> float | None:
         """Return how long nothing is due."""
         if self._run is not None:
             if self._kill_at is None:
-                return None
+                return self._warm.seconds() if self._warm is not None else None
             return max(KILL_SECONDS, self._kill_at - time.monotonic())
         return max(0.0, self._silent_at() - time.monotonic()) if self._cleared else KILL_SECONDS
 

@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
         prepend(env, DIRECTORY / "startup")
     pattern, in_place = env.get("ALLRANKS_LOG_PATTERN", ""), env.pop("ALLRANKS_IN_PLACE", "") == "1"
     together = env.pop("ALLRANKS_START_TOGETHER", "") == "1"
+    warm = env.pop("ALLRANKS_WARM_START", "") == "1"
     if not env.get("ALLRANKS_REPORT_URL") or not env.get("ALLRANKS_REPORT_TOKEN_FILE"):
         return become(program, env)
     if pattern and (reason := unusable(pattern)) is not None:
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> int:
         env["ALLRANKS_STACKS_SIGNAL"] = str(STACKS_SIGNAL)
     from supervisor import Supervisor  # type: ignore[import-not-found]
 
-    return Supervisor(program, env, pattern, in_place, together).run()  # type: ignore[no-any-return]
+    return Supervisor(program, env, pattern, in_place, together, warm).run()  # type: ignore[no-any-return]
 
 
 def prepend(env: dict[str, str], path: Path) -> None:

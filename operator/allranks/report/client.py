@@ -43,6 +43,8 @@ FETCH_SECONDS = 0.2
 """Longest wait of a message for numbers that a GPU still computes."""
 _MOMENT_TRIES, _MOMENT_PAUSE_SECONDS = 50, 0.001
 MOST_METRICS = 32
+WARM_FOLDER = "ALLRANKS_WARM_FOLDER"
+"""Variable with the folder where the supervisor of a pod reads what its ranks have imported."""
 METRIC = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 
 FIRST, CHECKPOINT, END, REQUESTED = 1, 2, 3, 4
@@ -286,6 +288,7 @@ class Client:
     def _serve(self) -> None:
         interval, pause = INTERVAL_SECONDS, 0.0
         due = time.monotonic() + FETCH_SECONDS  # the first report is being made and may send at once
+        recorded = WARM_FOLDER not in os.environ  # what this process has imported
         until: float | None = None  # the end of the tries to send the last checkpoint
         while True:
             self._await(due, time.monotonic() + pause)
@@ -308,6 +311,9 @@ class Client:
                 if checkpoints == self._received_checkpoints or not pause or time.monotonic() > until:
                     return
                 time.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
+            if not recorded and self._state.step is not None:
+                recorded = True
+                record_imports()
             due = time.monotonic() + max(pause, interval * random.uniform(0.9, 1.1))
 
     def _await(self, due: float, not_before: float) -> None:
@@ -427,6 +433,16 @@ def good(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
     except Exception as error:
         warn_once(f"value {name[:63]}", f"report(): {name[:63]} is dropped: {str(error)[:200] or type(error).__name__}")
         return None
+
+
+def record_imports() -> None:
+    """Let the next attempt import in advance what this process has imported."""
+    try:
+        import allranks_loaded_modules  # type: ignore[import-not-found]  # in `inpod/startup`
+
+        allranks_loaded_modules.record(os.environ[WARM_FOLDER])
+    except (ImportError, KeyError, OSError):
+        pass  # PYTHONPATH is the program's own, or there is no folder: the next attempt imports by itself
 
 
 def interval_of(value: Any, default: float) -> float:

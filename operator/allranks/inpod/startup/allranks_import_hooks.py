@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _functions: dict[str, Any] = {}
 _earlier: dict[str, Any] = {}
+_deferred: list[Any] | None = None
+"""Calls that wait until the program begins, in a process that imports in advance."""
 
 
 def after_import(name: str, function: Any) -> None:
@@ -26,6 +28,19 @@ def before_import(name: str, function: Any) -> None:
     """Call `function()` before the first import of the module."""
     _add_finder()
     _earlier[name] = function
+
+
+def defer() -> None:
+    """Keep the calls after imports until `run_deferred`."""
+    global _deferred
+    _deferred = []
+
+
+def run_deferred() -> None:
+    global _deferred
+    calls, _deferred = _deferred or [], None
+    for function, module in calls:
+        _call(function, module)
 
 
 def _add_finder() -> None:
@@ -66,13 +81,19 @@ def _extend(loader: Any) -> None:
         del loader.exec_module
         original(module)
         function = _functions.pop(module.__name__, None)
-        try:
-            if function is not None:
-                function(module)
-        except Exception as error:
-            write_line(f"{module.__name__} is used without allranks: {type(error).__name__}: {error}")
+        if function is not None and _deferred is not None:
+            _deferred.append((function, module))
+        elif function is not None:
+            _call(function, module)
 
     try:
         loader.exec_module = exec_module
     except AttributeError:
         write_line(f"{loader!r} loads modules that allranks cannot extend")
+
+
+def _call(function: Any, module: Any) -> None:
+    try:
+        function(module)
+    except Exception as error:
+        write_line(f"{module.__name__} is used without allranks: {type(error).__name__}: {error}")

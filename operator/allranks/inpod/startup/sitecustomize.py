@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    _show_stacks_on_signal(os.environ.get("ALLRANKS_STACKS_SIGNAL", ""))
+    prepared = "ALLRANKS_PREPARE" in os.environ
+    if not prepared:
+        _show_stacks_on_signal(os.environ.get("ALLRANKS_STACKS_SIGNAL", ""))
     if "JAX_PROCESS_ID" in os.environ:
         import jax_cluster  # type: ignore[import-not-found]  # in the same directory
 
@@ -31,15 +33,32 @@ def main() -> None:
         import allranks_import_hooks
 
         allranks_import_hooks.before_import("ray.train.tensorflow", _use_legacy_keras)
-    if _reports_automatically():
-        if "ALLRANKS_CHECKPOINT_DIR" in os.environ:
-            _watch_checkpoints()
+    reports = _reports_automatically()
+    if reports and not prepared and "ALLRANKS_CHECKPOINT_DIR" in os.environ:
+        _watch_checkpoints()
+    if reports:
         import allranks_automatic_reports  # type: ignore[import-not-found]
 
         allranks_automatic_reports.install()
-        if _is_copy():
-            _report_rank()
+    if reports and not prepared and _is_copy():
+        _report_rank()
     _run_original_sitecustomize()
+    if prepared:
+        _wait_for_begin(reports)
+
+
+def _wait_for_begin(reports: bool) -> None:
+    """Import in advance, wait, and do then what begins something: handlers of signals, threads and reports."""
+    import allranks_import_hooks  # type: ignore[import-not-found]
+    import allranks_prepared  # type: ignore[import-not-found]
+
+    allranks_prepared.wait()
+    _show_stacks_on_signal(os.environ.get("ALLRANKS_STACKS_SIGNAL", ""))
+    if reports and "ALLRANKS_CHECKPOINT_DIR" in os.environ:
+        _watch_checkpoints()
+    allranks_import_hooks.run_deferred()
+    if reports and _is_copy():
+        _report_rank()
 
 
 def _watch_checkpoints() -> None:
@@ -141,4 +160,9 @@ def _run_original_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
-main()
+try:
+    main()
+except BaseException:
+    if "ALLRANKS_PREPARE" in os.environ:
+        os._exit(1)  # Python would go on with the program, which runs elsewhere
+    raise
