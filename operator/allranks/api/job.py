@@ -163,6 +163,12 @@ class Restart(Model):
         "container: the helper runs the commands of jobs with progress or hang, and of frameworks that need it. Local "
         "runs ignore it. Default: Auto.",
     )
+    warm_start: Literal["Auto", "Never"] | None = Field(
+        None,
+        description="Whether ranks that restart in their pods find their imports done: Auto, if the helper of allranks "
+        "can start the next attempt's program in advance, in a process that imports what the first attempt has "
+        "imported, and if the memory of the container has room for it; or Never. Local runs ignore it. Default: Auto.",
+    )
     hold_seconds: Seconds | None = Field(
         None,
         description="Keep the pods of a failed job this long for a look, whatever cleanPodPolicy says. They keep their "

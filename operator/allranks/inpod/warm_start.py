@@ -30,6 +30,8 @@ LOOK_SECONDS = 2.0
 QUIET_SECONDS = 10.0
 """From the first step, or the start of a further attempt, to the start of the imports, which need a processor for some
 seconds."""
+READY_SECONDS = 5.0
+"""Longest wait for imports that are not done when the program is to start."""
 ROOM_BYTES = 1 << 30
 """Free memory of the container for each process that is prepared. With less than half of it, they are ended."""
 
@@ -89,7 +91,7 @@ class WarmStart:
         records = {int(path.stem): path for path in Path(self._folder).glob("*.json")}
         for rank in [rank for rank in records if parent_of(rank) is None]:
             records.pop(rank).unlink()
-        if not records or not self._is_quiet(pid):
+        if not records or not self._is_quiet(pid) or not command_line(pid):
             return None
         if pid in records:
             if not runs_python(self._program, pid):
@@ -116,7 +118,7 @@ class WarmStart:
         """Let the prepared process become the program of `env`; None if there is none for it."""
         if self._spare is None:
             return None
-        self._spare.read()
+        self._spare.read(READY_SECONDS)
         if self._spare.begin(self._program, env):
             spare, self._spare = self._spare, None
             memory = f"{spare.private // 1_000_000} MB"

@@ -349,6 +349,8 @@ def _shared_part(
     reports = report_env.environment(job, platform)
     if runs and report_env.restarts_in_place(job, template, platform):
         reports[report_env.IN_PLACE] = "1"
+        if job.spec.restart.warm_start == "Never":
+            reports[report_env.WARM_START] = "Never"
     defaults = report_env.defaults(job, platform, trainer.get("env", []))
     if not platform.local:  # on one machine, also the environment of the command may set it
         defaults |= {"PYTHONHASHSEED": naming.hash_seed(job.metadata.uid)}

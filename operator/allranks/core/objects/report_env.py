@@ -22,6 +22,8 @@ IN_PLACE = "ALLRANKS_IN_PLACE"
 """`1`: the helper waits for an order when the program has failed, so that the next attempt can begin in the pod."""
 START_TOGETHER = "ALLRANKS_START_TOGETHER"
 """`1`: the helper waits for an order before it starts the first program in the pod."""
+WARM_START = "ALLRANKS_WARM_START"
+"""`Never`: the helper does not start the next program in advance."""
 TOKEN_SECONDS = 3600
 """The kubelet replaces the token before it expires."""
 DISABLE = "DISABLE_ALLRANKS_INTEGRATION"

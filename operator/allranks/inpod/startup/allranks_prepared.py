@@ -79,15 +79,15 @@ def ready(path: str) -> tuple[dict[str, Any], list[Prepared]]:
         for number, worker in enumerate(plan.get("workers", ())):
             workers.append(Prepared(worker["arguments"], worker["env"], worker["plan"], f"{path}.{number}"))
             workers[-1].read(WORKER_SECONDS)
-            if workers[-1].problem:
-                raise NotPrepared(workers[-1].problem)
+            if workers[-1].problem or not workers[-1].private:
+                raise NotPrepared(workers[-1].problem or "the imports of a worker take too long")
         check(len(workers))
+        private = private_bytes() + sum(worker.private for worker in workers)
+        return {"reads": sorted(reads), "private": private}, workers
     except NotPrepared as reason:
         return {"problem": str(reason)}, workers
     except BaseException as error:
         return {"problem": f"{type(error).__name__}: {error}"}, workers
-    private = private_bytes() + sum(worker.private for worker in workers)
-    return {"reads": sorted(reads), "private": private}, workers
 
 
 def receive(channel: socket.socket) -> dict[str, Any] | None:
@@ -133,7 +133,6 @@ class Prepared:
         try:
             content = receive(self._channel)
         except OSError:  # not yet
-            self.problem = f"the imports take longer than {seconds:.0f} s" if seconds else None
             return
         if content is None:
             content = {"problem": "the process that imported in advance has ended"}
@@ -180,7 +179,7 @@ def prepare(plan: dict[str, Any]) -> set[str]:
 
     class Noted(kind):  # type: ignore[misc, valid-type]
         def __getitem__(self, key: str) -> str:
-            if not any(f"{file}\n" in caller_files() for file in HARMLESS):
+            if isinstance(key, str) and not any(f"{file}\n" in caller_files() for file in HARMLESS):
                 reads.add(key)
             return str(super().__getitem__(key))
 

@@ -1,0 +1,105 @@
+"""Real frameworks whose imports were done in advance: the results are equal to those of a program that imports itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.pod_bundle import copy
+from support.fake_operator import operator_in
+from support.warm_pod import DONE, Pod, quick_helpers
+
+TORCH = """
+import library, hashlib, os, sys, time
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from allranks.report import report
+WORLD = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def digest(tensors):
+    return hashlib.sha256(b"".join(np.ascontiguousarray(t.detach().numpy()).tobytes() for t in tensors)).hexdigest()
+def main():
+    if WORLD > 1:
+        torch.distributed.init_process_group("gloo")
+    before = [torch.initial_seed(), digest([torch.get_rng_state()]), torch.get_num_threads(),
+              torch.get_num_interop_threads(), torch.cuda.is_initialized(), torch.get_default_dtype()]
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(256, 64), torch.randn(256, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(512, 1))
+    if WORLD > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step, (x, y) in enumerate(DataLoader(data, 16, shuffle=True, num_workers=2)):
+        optimizer.zero_grad()
+        (model(x) - y).pow(2).mean().backward()
+        optimizer.step()
+        report(step=step)
+    print(os.getpid(), *before, digest(model.parameters()), flush=True)
+    while os.environ["ALLRANKS_ATTEMPT"] == "2":
+        time.sleep(0.05)
+if __name__ == "__main__":
+    main()
+"""
+JAX = """
+import library, hashlib, os, time
+import jax, jax.numpy as jnp, numpy as np
+from allranks.report import report
+x = jax.random.normal(jax.random.PRNGKey(1), (64, 64))
+step = jax.jit(lambda x: jnp.tanh(x @ x.T / 8))
+for number in range(20):
+    x = step(x)
+    report(step=number)
+print(os.getpid(), jax.process_count(), hashlib.sha256(np.asarray(x).tobytes()).hexdigest(), flush=True)
+while os.environ["ALLRANKS_ATTEMPT"] == "2":
+    time.sleep(0.05)
+"""
+KERAS = """
+import library, hashlib, os, time
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+x = np.random.rand(256, 8).astype("float32")
+model.fit(x, x.sum(1), epochs=2, verbose=0)  # it reports by the callback of allranks
+weights = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
+print(os.getpid(), tf.config.threading.get_intra_op_parallelism_threads(), weights, flush=True)
+while os.environ["ALLRANKS_ATTEMPT"] == "2":
+    time.sleep(0.05)
+"""
+PROGRAMS = {
+    "PyTorch": (("python3", "train.py"), TORCH, {}),
+    "torchrun": (("torchrun", "--nproc-per-node=2", "--master-port=0", "train.py"), TORCH, {}),
+    "python -m torch.distributed.run": (
+        ("python3", "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "train.py"),
+        TORCH,
+        {"OMP_NUM_THREADS": "2"},
+    ),
+    "JAX": (("python3", "jax_process.py", "--", "python3", "train.py"), JAX, {"JAX_PROCESS_ID": "0"}),
+    "TensorFlow": (("python3", "train.py"), KERAS, {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_are_bit_equal_with_imports_that_were_done_in_advance(frameworks: Path, tmp_path: Path, name: str):
+    program, text, env = PROGRAMS[name]
+    copy(tmp_path / "copied")
+    helpers = quick_helpers(tmp_path / "copied", tmp_path / "allranks")
+    program = tuple(str(helpers / word) if word == "jax_process.py" else word for word in program)
+    program = (str(frameworks / "bin" / program[0]), *program[1:])
+    results = {}
+    for way in ("Auto", "Never"):
+        folder = tmp_path / way
+        folder.mkdir()
+        with operator_in(folder) as operator:
+            pod = Pod(folder, helpers, operator, str(frameworks / "bin" / "python3"), 1 + ("run" in "".join(program)))
+            (folder / "train.py").write_text(text)
+            path = f"{frameworks / 'bin'}:/usr/bin:/bin"
+            out, err = pod.run(*program, **{"PATH": path, "ALLRANKS_WARM_START": way, "MASTER_ADDR": "127.0.0.1"}, **env)
+        assert (DONE in err) == (way == "Auto"), err
+        results[way] = [line.split()[1:] for line in out.splitlines()]
+    assert results["Auto"][-1] == results["Never"][-1]
+    assert len(results["Auto"][-1]) >= 2
