@@ -1,4 +1,4 @@
-"""Real frameworks whose imports were done in advance: the results are equal to those of a program that imports itself."""
+"""Real frameworks whose imports were done in advance: the results are those of a program that imports by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def main():
               torch.get_num_interop_threads(), torch.cuda.is_initialized(), torch.get_default_dtype()]
     torch.manual_seed(1)
     data = TensorDataset(torch.randn(256, 64), torch.randn(256, 1))
-    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(512, 1))
+    layers = torch.nn.Linear(64, 512), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(512, 1)
+    model = torch.nn.Sequential(*layers)
     if WORLD > 1:
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters())
@@ -98,7 +99,7 @@ def test_results_are_bit_equal_with_imports_that_were_done_in_advance(frameworks
             pod = Pod(folder, helpers, operator, str(frameworks / "bin" / "python3"), 1 + ("run" in "".join(program)))
             (folder / "train.py").write_text(text)
             path = f"{frameworks / 'bin'}:/usr/bin:/bin"
-            out, err = pod.run(*program, **{"PATH": path, "ALLRANKS_WARM_START": way, "MASTER_ADDR": "127.0.0.1"}, **env)
+            out, err = pod.run(*program, PATH=path, ALLRANKS_WARM_START=way, MASTER_ADDR="127.0.0.1", **env)
         assert (DONE in err) == (way == "Auto"), err
         results[way] = [line.split()[1:] for line in out.splitlines()]
     assert results["Auto"][-1] == results["Never"][-1]

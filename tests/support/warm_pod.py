@@ -27,7 +27,7 @@ with open(os.environ["IMPORTS"], "a") as file:
 QUICK = {
     "LOOK_SECONDS = 2.0": "LOOK_SECONDS = 0.05",
     "QUIET_SECONDS = 10.0": "QUIET_SECONDS = 0.1",
-    "READY_SECONDS = 5.0": "READY_SECONDS = 200.0",
+    "READY_SECONDS = 5.0": "READY_SECONDS = 900.0",
     "ROOM_BYTES = 1 << 30": "ROOM_BYTES = 1 << 20",
 }
 
@@ -89,8 +89,10 @@ class Pod:
     def _restart(self, process: subprocess.Popen[str], prepares: bool) -> str:
         assert process.stdout
         rank = int(process.stdout.readline().split()[0])
-        deadline = time.monotonic() + 300
-        while prepares and len(self.imports.read_text().split()) < 2 * self._ranks and COLD not in self.errors.read_text():
+        deadline = time.monotonic() + 1200
+        while (
+            prepares and len(self.imports.read_text().split()) < 2 * self._ranks and COLD not in self.errors.read_text()
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.kill(rank, signal.SIGKILL)
@@ -98,7 +100,7 @@ class Pod:
         self._operator.say({"order": "Stop", "attempt": 3, "grace": 60})
         self._operator.wait(state="Down")
         self._operator.say({"order": "Start", "attempt": 3, "env": {"ALLRANKS_ATTEMPT": "3"}})
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=1200)
         assert process.returncode == 0, self.errors.read_text()
         return out
 

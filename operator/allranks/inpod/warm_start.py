@@ -23,7 +23,7 @@ from process_tree import below, parent_of, processes  # type: ignore[import-not-
 from program_run import pipes, write_line  # type: ignore[import-not-found]
 
 sys.path.append(str(Path(__file__).resolve().parent / "startup"))
-from allranks_prepared import Prepared  # type: ignore[import-not-found]  # noqa: E402
+from allranks_prepared import Prepared  # type: ignore[import-not-found]
 
 FOLDER = "ALLRANKS_WARM_FOLDER"
 LOOK_SECONDS = 2.0
@@ -44,7 +44,7 @@ class WarmStart:
         self._folder = tempfile.mkdtemp(prefix="allranks-warm-")
         env[FOLDER] = self._folder
         self._plan: dict[str, Any] | None = None
-        """What is imported; known once the first attempt has trained."""
+        """What is imported, once the first attempt has trained."""
         self._quiet: tuple[int, float] | None = None
         """The process of the program, and since when it trains."""
         self._spare: Prepared | None = None
@@ -173,7 +173,9 @@ def command_line(pid: int) -> list[str]:
 
 def environment_of(pid: int) -> dict[str, str]:
     """Return the environment with which a process was started. Raises OSError."""
-    items = [os.fsdecode(item).partition("=") for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if item]
+    items = [
+        os.fsdecode(item).partition("=") for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if item
+    ]
     return {name: value for name, _, value in items}
 
 

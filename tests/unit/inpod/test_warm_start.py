@@ -25,6 +25,7 @@ while os.environ["ALLRANKS_ATTEMPT"] == "2":
 {late}
 """
 
+
 @pytest.fixture(scope="module")
 def quick(helpers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Helpers that prepare soon after the first step."""
@@ -76,7 +77,7 @@ def test_files_of_the_program_are_read_when_the_attempt_begins(pod):
 
 # --- what the program sees -------------------------------------------------------------------------------------------
 
-VIEW = r'''
+VIEW = r"""
 import atexit, faulthandler, gc, json, locale, multiprocessing, random, resource, signal, threading, warnings
 status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
 def target(number):
@@ -105,9 +106,11 @@ def view():
         "warning options": [sys.warnoptions, sys._xoptions, [str(f) for f in warnings.filters]],
         "path": sys.path,
         "hooks": [[repr(type(f)) for f in sys.meta_path], len(sys.path_hooks)],
-        "main": [main.__name__, getattr(main, "__file__", 0), str(main.__spec__).split(" object at ")[0], main.__doc__, main.__package__,
+        "main": [main.__name__, getattr(main, "__file__", 0), str(main.__spec__).split(" object at ")[0], main.__doc__,
+                 main.__package__,
                  repr(type(main.__loader__)), sorted(main.__dict__)],
-        "files": sorted(name for name in map(target, os.listdir("/proc/self/fd")) if name != "socket"),  # of reports
+        # Not the connection of the reports.
+        "files": sorted(name for name in map(target, os.listdir("/proc/self/fd")) if name != "socket"),
         "streams": [[s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.write_through, s.fileno(), s.isatty(),
                      repr(type(s.buffer))] for s in (sys.stdin, sys.stdout, sys.stderr)],
         "signals": [[status["SigBlk"], status["SigIgn"], status["SigCgt"]],
@@ -129,7 +132,7 @@ if __name__ == "__main__":
     print("RANDOM", random.getrandbits(128), flush=True)
     atexit.register(lambda: print("at exit"))
     print("buffered", end="")
-'''
+"""
 WAYS = ("script", "unbuffered", "module", "text", "first line")
 
 
@@ -152,8 +155,8 @@ def view_in(pod: Pod, way: str, **env: str) -> tuple[dict[str, Any], list[str], 
     pod.imports.write_text("")
     out, err = pod.run(*command, **env)
     assert "Traceback" not in err, err
-    seen, *rest = out.split("VIEW ", 1)[1].splitlines()
-    return json.loads(seen), rest, err
+    observed, *rest = out.split("VIEW ", 1)[1].splitlines()
+    return json.loads(observed), rest, err
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -173,7 +176,11 @@ def test_the_program_sees_what_it_sees_without_preparation(pod, operator, way):
 
 REASONS = [
     ("os.environ.get('ALLRANKS_ATTEMPT')", "", "ALLRANKS_ATTEMPT changes, which the imports may read"),
-    ("os.environ.get('HF_HOME')", "os.environ['HF_HOME'] = '/x'", "the program sets HF_HOME, which its imports may read"),
+    (
+        "os.environ.get('HF_HOME')",
+        "os.environ['HF_HOME'] = '/x'",
+        "the program sets HF_HOME, which its imports may read",
+    ),
     ("", "os.environ['OMP_NUM_THREADS'] = '1'", "the program sets OMP_NUM_THREADS, which its imports may read"),
     ("import socket\nkept = socket.socket()", "", "the imports open network connections"),
     ("import users", "", "an installed package imports users, a file of the program"),

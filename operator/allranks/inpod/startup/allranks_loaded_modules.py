@@ -19,7 +19,7 @@ def record(folder: str) -> None:
     content = {"modules": files(), "path": list(sys.path), "changed": changed_variables()}
     with open(path + ".new", "w") as file:
         json.dump(content, file)
-    os.rename(path + ".new", path + ".json")
+    os.rename(path + ".new", path + ".json")  # noqa: PTH104
 
 
 def files() -> dict[str, str]:
@@ -28,9 +28,9 @@ def files() -> dict[str, str]:
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         origin = getattr(spec, "origin", None)
-        if name != "__main__" and getattr(spec, "name", "") == name and isinstance(origin, str):
-            if os.path.isabs(origin):
-                out[name] = origin
+        has_file = isinstance(origin, str) and origin.startswith("/")
+        if name != "__main__" and getattr(spec, "name", "") == name and has_file:
+            out[name] = origin
     return out
 
 

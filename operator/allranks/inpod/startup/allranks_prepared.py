@@ -110,7 +110,9 @@ class Prepared:
     """A process that imports and then waits, as its parent sees it: the supervisor of a pod, or torchrun for its
     workers. The constructor raises OSError."""
 
-    def __init__(self, arguments: list[str], env: dict[str, str], plan: dict[str, Any], path: str, **pipes: Any) -> None:
+    def __init__(
+        self, arguments: list[str], env: dict[str, str], plan: dict[str, Any], path: str, **pipes: Any
+    ) -> None:
         import subprocess
 
         self.arguments, self.env = arguments, dict(env)
