@@ -97,7 +97,7 @@ class WarmStart:
             if not runs_python(self._program, pid):
                 raise ValueError("the command starts Python by another program")
             return {"record": json.loads(records[pid].read_text())}
-        workers = []
+        workers: list[dict[str, Any]] = []
         for worker, path in sorted(records.items()):
             env = environment_of(worker)
             if parent_of(worker) != pid or "TORCHELASTIC_RUN_ID" not in env or not runs_python(self._program, pid):

@@ -44,6 +44,7 @@ CHANGEABLE = [
         {"code": {"configMap": "a", "sha256": "0" * 64, "commit": "abcdef0", "dirty": True}},
         {"code": {"configMap": "b", "sha256": "1" * 64}},
     ),
+    ("restart.warmStart", {}, {"restart": {"warmStart": "Never"}}),
     ("utilization", {}, {"utilization": {"minProductivePercent": 50}}),
     ("notify", {}, {"notify": [{"receiver": "oncall"}]}),
 ]

@@ -27,9 +27,8 @@ def files() -> dict[str, str]:
     out = {}
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
-        origin = getattr(spec, "origin", None)
-        has_file = isinstance(origin, str) and origin.startswith("/")
-        if name != "__main__" and getattr(spec, "name", "") == name and has_file:
+        origin = str(getattr(spec, "origin", None))
+        if name != "__main__" and getattr(spec, "name", "") == name and origin.startswith("/"):
             out[name] = origin
     return out
 
