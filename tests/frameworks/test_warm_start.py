@@ -71,9 +71,9 @@ while os.environ["ALLRANKS_ATTEMPT"] == "2":
 """
 PROGRAMS = {
     "PyTorch": (("python3", "train.py"), TORCH, {}),
-    "torchrun": (("torchrun", "--nproc-per-node=2", "--master-port=0", "train.py"), TORCH, {}),
+    "torchrun": (("torchrun", "--nproc-per-node=2", "--standalone", "train.py"), TORCH, {}),
     "python -m torch.distributed.run": (
-        ("python3", "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "train.py"),
+        ("python3", "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "train.py"),
         TORCH,
         {"OMP_NUM_THREADS": "2"},
     ),
