@@ -54,21 +54,6 @@ print(os.getpid(), jax.process_count(), hashlib.sha256(np.asarray(x).tobytes()).
 while os.environ["ALLRANKS_ATTEMPT"] == "2":
     time.sleep(0.05)
 """
-KERAS = """
-import library, hashlib, os, time
-import numpy as np
-import tensorflow as tf
-from tensorflow import keras
-keras.utils.set_random_seed(1)
-model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(1)])
-model.compile("adam", "mse")
-x = np.random.rand(256, 8).astype("float32")
-model.fit(x, x.sum(1), epochs=2, verbose=0)  # it reports by the callback of allranks
-weights = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
-print(os.getpid(), tf.config.threading.get_intra_op_parallelism_threads(), weights, flush=True)
-while os.environ["ALLRANKS_ATTEMPT"] == "2":
-    time.sleep(0.05)
-"""
 PROGRAMS = {
     "PyTorch": (("python3", "train.py"), TORCH, {}),
     "torchrun": (("torchrun", "--nproc-per-node=2", "--standalone", "train.py"), TORCH, {}),
@@ -78,7 +63,6 @@ PROGRAMS = {
         {"OMP_NUM_THREADS": "2"},
     ),
     "JAX": (("python3", "jax_process.py", "--", "python3", "train.py"), JAX, {"JAX_PROCESS_ID": "0"}),
-    "TensorFlow": (("python3", "train.py"), KERAS, {}),
 }
 
 

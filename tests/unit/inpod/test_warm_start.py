@@ -186,13 +186,14 @@ REASONS = [
     ("import users", "", "an installed package imports users, a file of the program"),
     ("import other", "sys.modules.pop('other')", "the program does not import other"),
     ("import gevent", "", "gevent replaces functions of other modules"),
+    ("import tensorflow", "", "tensorflow starts threads when it is imported"),
 ]
 
 
 @pytest.mark.parametrize(("library", "early", "reason"), REASONS, ids=[row[2] for row in REASONS])
 def test_an_import_that_might_have_another_result_is_not_done_in_advance(pod, library, early, reason):
     (pod.packages / "library.py").write_text(LIBRARY + library)
-    for name in ("other", "gevent"):
+    for name in ("other", "gevent", "tensorflow"):
         (pod.packages / f"{name}.py").write_text("")
     (pod.folder / "users.py").write_text("")
     out, err = pod.run(sys.executable, script(pod, early))

@@ -28,8 +28,14 @@ LATE = re.compile(
     r"|JAX_NUM_PROCESSES$|JAX_PROCESS_ID$|TOKENIZERS_PARALLELISM$|CUDA_VISIBLE_DEVICES$"
 )
 """Variables that only Python code reads, which is noticed, or that libraries read when they are used."""
-PATCHERS = ("gevent", "eventlet", "unsloth")
-"""They replace functions of modules that are imported later."""
+_PATCHES = "replaces functions of other modules"
+UNSUITED = {
+    "gevent": _PATCHES,
+    "eventlet": _PATCHES,
+    "unsloth": _PATCHES,
+    "tensorflow": "starts threads when it is imported",
+}
+"""Packages whose programs import by themselves, and why."""
 HARMLESS = ("/tqdm/utils.py",)
 """They read all variables, but use only those with their prefix."""
 WORKER_SECONDS = 300.0
@@ -171,9 +177,9 @@ def prepare(plan: dict[str, Any]) -> set[str]:
     """Import what a rank had imported, and compare. Return the variables that were read. Raise NotPrepared."""
     loaded, before, path = set(sys.modules), dict(os.environ), list(sys.path)
     record = plan["record"]
-    for name in PATCHERS:
+    for name, reason in UNSUITED.items():
         if name in record["modules"]:
-            raise NotPrepared(f"{name} replaces functions of other modules")
+            raise NotPrepared(f"{name} {reason}")
     hooks = sys.modules.get("allranks_import_hooks")
     if hooks is not None:
         hooks.defer()
