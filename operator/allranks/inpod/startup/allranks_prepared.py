@@ -289,14 +289,15 @@ def hand_out(workers: list[Prepared]) -> None:
 
     def take(*positional: Any, **options: Any) -> Any:
         usual = {"args", "env", "stdout", "stderr", "start_new_session"}
-        if not positional and options.keys() <= usual and not options.get("stdout") and not options.get("stderr"):
-            session = bool(options.get("start_new_session"))
-            arguments, env = [os.fspath(word) for word in options["args"]], options["env"]
-            for worker in workers:
-                same = worker.env.get("LOCAL_RANK") == env.get("LOCAL_RANK")
-                if same and worker.begin(arguments, env, session):
-                    workers.remove(worker)
-                    return worker.process
+        env = options.get("env") or {}
+        as_usual = bool(positional or options.keys() - usual or options.get("stdout") or options.get("stderr"))
+        for worker in [worker for worker in workers if worker.env.get("LOCAL_RANK") == env.get("LOCAL_RANK")]:
+            workers.remove(worker)
+            arguments, session = list(options.get("args", ())), bool(options.get("start_new_session"))
+            if not as_usual and worker.begin(arguments, env, session):
+                return worker.process
+            worker.close()
+            worker.process.kill()
         return start(*positional, **options)
 
     handler.Popen = take  # type: ignore[attr-defined]
