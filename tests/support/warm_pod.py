@@ -55,6 +55,8 @@ class Pod:
         self.packages.mkdir()
         (self.packages / "library.py").write_text(LIBRARY)
         self.imports = folder / "imports"
+        self.killed_at = 0.0
+        """When the first program was killed, in seconds since the epoch."""
 
     def run(self, *program: str, **env: str | None) -> tuple[str, str]:
         """Return stdout and stderr of both attempts."""
@@ -95,6 +97,7 @@ class Pod:
         ):
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        self.killed_at = time.time()
         os.kill(rank, signal.SIGKILL)
         self._operator.wait(state="Ended")
         self._operator.say({"order": "Stop", "attempt": 3, "grace": 60})
