@@ -4,11 +4,11 @@
 It makes the report library importable for the program, and adds the start-up code of `startup/`. With a pattern
 (ALLRANKS_LOG_PATTERN, a regular expression with named groups), or if the program may restart in its pod
 (ALLRANKS_IN_PLACE=1) or waits for the other pods (ALLRANKS_START_TOGETHER=1), it stays the parent of the program
-(`supervisor.py`): it forwards output, signals and exit code. It
-starts the program of the next attempt in advance (`warm_start.py`), unless ALLRANKS_WARM_START is Never. A separate process (`log_progress_matcher.py`) matches the
-lines, because a slow pattern must not delay output and Python's regular expressions hold the GIL. When the operator
-requests stacks, it signals all Python descendants. Needs the standard library and `allranks.report`, which is in the
-same directory.
+(`supervisor.py`): it forwards output, signals and exit code. It starts the program of the next attempt in advance
+(`warm_start.py`), unless ALLRANKS_WARM_START is Never. A separate process (`log_progress_matcher.py`) matches the lines,
+because a slow pattern must not delay output and Python's regular expressions hold the GIL. When the operator requests
+stacks, it signals all Python descendants. Needs the standard library and `allranks.report`, which is in the same
+directory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
             program = program[3:] or program
     pattern, in_place = env.get("ALLRANKS_LOG_PATTERN", ""), env.pop("ALLRANKS_IN_PLACE", "") == "1"
     together = env.pop("ALLRANKS_START_TOGETHER", "") == "1"
-    warm = env.pop("ALLRANKS_WARM_START", "") == "1"
+    warm = env.pop("ALLRANKS_WARM_START", "") != "Never"
     if not env.get("ALLRANKS_REPORT_URL") or not env.get("ALLRANKS_REPORT_TOKEN_FILE"):
         return become(program, env)
     if pattern and (reason := unusable(pattern)) is not None:
