@@ -5,10 +5,10 @@ It makes the report library importable for the program, and adds the start-up co
 (ALLRANKS_LOG_PATTERN, a regular expression with named groups), or if the program may restart in its pod
 (ALLRANKS_IN_PLACE=1) or waits for the other pods (ALLRANKS_START_TOGETHER=1), it stays the parent of the program
 (`supervisor.py`): it forwards output, signals and exit code. It starts the program of the next attempt in advance
-(`warm_start.py`), unless ALLRANKS_WARM_START is Never. A separate process (`log_progress_matcher.py`) matches the lines,
-because a slow pattern must not delay output and Python's regular expressions hold the GIL. When the operator requests
-stacks, it signals all Python descendants. Needs the standard library and `allranks.report`, which is in the same
-directory.
+(`warm_start.py`), unless ALLRANKS_WARM_START is Never. A separate process (`log_progress_matcher.py`) matches the
+lines, because a slow pattern must not delay output and Python's regular expressions hold the GIL. When the operator
+requests stacks, it signals all Python descendants. Needs the standard library and `allranks.report`, which is in the
+same directory.
 """
 
 from __future__ import annotations
