@@ -59,7 +59,7 @@ class Pod:
         """When the first program was killed, in seconds since the epoch."""
 
     def run(self, *program: str, **env: str | None) -> tuple[str, str]:
-        """Return stdout and stderr of both attempts."""
+        """Return stdout and stderr of both attempts. Their first word is the process of a rank."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("ALLRANKS_", "PYTHON"))}
         ours |= self._operator.environment | {"ALLRANKS_IN_PLACE": "1", "ALLRANKS_ATTEMPT": "2", "PYTHONHASHSEED": "5"}
         ours |= {"PYTHONPATH": str(self.packages), "IMPORTS": str(self.imports)}
@@ -90,7 +90,8 @@ class Pod:
 
     def _restart(self, process: subprocess.Popen[str], prepares: bool) -> str:
         assert process.stdout
-        rank = int(process.stdout.readline().split()[0])
+        first = process.stdout.readline()
+        rank = int(first.split()[0])
         deadline = time.monotonic() + 1200
         while (
             prepares and len(self.imports.read_text().split()) < 2 * self._ranks and COLD not in self.errors.read_text()
@@ -105,7 +106,7 @@ class Pod:
         self._operator.say({"order": "Start", "attempt": 3, "env": {"ALLRANKS_ATTEMPT": "3"}})
         out, _ = process.communicate(timeout=1200)
         assert process.returncode == 0, self.errors.read_text()
-        return out
+        return first + out
 
 
 def parents() -> dict[int, int]:
