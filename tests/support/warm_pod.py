@@ -77,7 +77,7 @@ class Pod:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                text=True,
+                bufsize=0,  # what follows the first line is not read with it
             )
         try:
             return self._restart(process, "Never" not in env.values()), self.errors.read_text()
@@ -88,7 +88,7 @@ class Pod:
                 process.kill()
                 process.communicate()
 
-    def _restart(self, process: subprocess.Popen[str], prepares: bool) -> str:
+    def _restart(self, process: subprocess.Popen[bytes], prepares: bool) -> str:
         assert process.stdout
         first = process.stdout.readline()
         rank = int(first.split()[0])
@@ -106,7 +106,7 @@ class Pod:
         self._operator.say({"order": "Start", "attempt": 3, "env": {"ALLRANKS_ATTEMPT": "3"}})
         out, _ = process.communicate(timeout=1200)
         assert process.returncode == 0, self.errors.read_text()
-        return first + out
+        return (first + out).decode()
 
 
 def parents() -> dict[int, int]:
