@@ -52,6 +52,7 @@ SNIPPETS = [
     Snippet("job = allranks.submit(train, 0.1, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet("jobs = [allranks.submit(train, rate, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet('job = allranks.job("train-x7k2p")', elsewhere="tests/apiserver/test_python_interface.py"),
+    Snippet('allranks.job("penguins").restart(code=".")', elsewhere="tests/apiserver/test_dev_cluster.py"),
     Snippet("except allranks.RankFailed as error:", elsewhere="tests/frameworks/test_sdk.py"),
     Snippet(
         'fsspec.url_to_fs(os.environ["ALLRANKS_INPUT_DATA"])',
