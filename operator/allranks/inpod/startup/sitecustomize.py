@@ -49,7 +49,7 @@ def main() -> None:
 
 def _wait_for_begin(reports: bool) -> None:
     """Import in advance, wait, and do then what begins something: handlers of signals, threads and reports."""
-    import allranks_import_hooks  # type: ignore[import-not-found]
+    import allranks_import_hooks
     import allranks_prepared  # type: ignore[import-not-found]
 
     allranks_prepared.wait()
