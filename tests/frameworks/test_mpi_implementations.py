@@ -133,7 +133,7 @@ def test_ranks_start_on_the_hosts_of_the_job(mpi, tmp_path: Path):
     calls = (tmp_path / "remote.log").read_text()
     for worker in range(mpi[0].workers):
         assert f"job-worker-{worker}-0.job.team.svc" in calls
-    assert f"-F {tmp_path}/ssh_config -p 2222 -i /etc/allranks-ssh/ssh-privatekey" in calls
+    assert f"-F {tmp_path}/ssh_config -p 2222" in calls
     if mpi[0].implementation != "OpenMPI":  # which tells the workers all of its addresses
         assert "127.0.0.1" in calls, "the launcher's address, not its short host name"
 

@@ -36,19 +36,30 @@ class Worker(NamedTuple):
     def ssh(
         self, *options: str, key: Path | None = None, run: str = "echo reached"
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the ssh of mpirun, with more options before its own."""
-        private = str(key or self.keys / "ssh-privatekey")
-        words = ["ssh", "-F", str(self.config), *options, "-p", str(self.port), "-i", private, "127.0.0.1", run]
+        """Runs the ssh of mpirun, with more options before its own. `key` replaces the key of the job."""
+        config = self.config.with_name("ssh_config_of_call")
+        lines = self.config.read_text().splitlines()
+        if key:
+            lines = [f"  IdentityFile {key}" if "IdentityFile" in line else line for line in lines]
+        config.write_text("\n".join(lines))
+        words = ["ssh", "-F", str(config), *options, "-p", str(self.port), "127.0.0.1", run]
         return subprocess.run(words, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
 
 
 def written(folder: Path) -> Path:
-    """The files of a new Secret, with the mode that a root-owned volume has for the pod's user."""
-    folder.mkdir()
-    for name, content in key_pair().items():
-        (folder / name).write_bytes(base64.b64decode(content))
-        (folder / name).chmod(0o400)
+    """The files of a new Secret, as in both volumes of a pod."""
+    data = key_pair()
+    for volume, mode in ((folder, 0o444), (folder.with_name(f"{folder.name}-root"), 0o400)):
+        volume.mkdir()
+        for name, content in data.items():
+            (volume / name).write_bytes(base64.b64decode(content))
+            (volume / name).chmod(mode)
     return folder
+
+
+def private_key(folder: Path) -> Path:
+    """The key for the user of this process."""
+    return (folder if os.geteuid() else folder.with_name(f"{folder.name}-root")) / "ssh-privatekey"
 
 
 @pytest.fixture
@@ -60,10 +71,9 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     [config] = [companion["data"]["ssh_config"] for companion in made.companions if companion["kind"] == "ConfigMap"]
     [port], keys = free_ports(1, "127.0.0.1"), written(tmp_path / "keys")
     (tmp_path / "ssh_config").write_text(config.replace("/etc/allranks-ssh", str(keys)))
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    words = [word.replace("/etc/allranks-ssh", str(keys)).replace("=2222", f"={port}") for word in command[1:]]
-    with subprocess.Popen([SSHD, *words, "-oListenAddress=127.0.0.1"], stderr=subprocess.PIPE, text=True) as server:
+    words = [word.replace("/etc/allranks-ssh", str(keys)).replace("=2222", f"={port}") for word in command]
+    words = [SSHD if word == "/usr/sbin/sshd" else word for word in words]
+    with subprocess.Popen([*words, "-oListenAddress=127.0.0.1"], stderr=subprocess.PIPE, text=True) as server:
         try:
 
             def listens() -> bool:
@@ -86,7 +96,7 @@ def test_the_key_of_the_job_runs_commands_and_every_other_way_in_is_closed(worke
         ("-oPreferredAuthentications=password,keyboard-interactive,hostbased,none", "-oBatchMode=no"),
         ("-oPreferredAuthentications=none",),
     ):
-        refused = worker.ssh(*options, key=another / "ssh-privatekey")
+        refused = worker.ssh(*options, key=private_key(another))
         assert refused.returncode == 255
         assert "Permission denied (publickey)" in refused.stderr, "no other method is offered"
 
@@ -111,7 +121,7 @@ def test_the_launcher_sends_nothing_to_a_host_without_the_key_of_the_job(worker:
     another = written(tmp_path / "another")
     impostor = worker.config.read_text().replace(str(worker.keys), str(another))
     worker.config.write_text(impostor)
-    said = worker.ssh(key=worker.keys / "ssh-privatekey")
+    said = worker.ssh(key=private_key(worker.keys))
     assert said.returncode == 255
     assert "Host key verification failed" in said.stderr
     assert said.stdout == ""

@@ -168,6 +168,8 @@ Wire = Callable[[Replica], Wiring]
 
 FILES_DIR = "/etc/allranks"
 SSH_DIR = "/etc/allranks-ssh"
+ROOT_SSH_DIR = "/etc/allranks-ssh-root"
+"""The key for programs that run as root: OpenSSH refuses a key of its user that others can read."""
 SECRET_DIR = "/etc/allranks-rendezvous"
 THREADS = "ALLRANKS_THREADS"
 """The helper that starts several ranks in a pod sets OMP_NUM_THREADS to it, unless the user, the image or a ConfigMap

@@ -14,7 +14,17 @@ from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
-from allranks.frameworks.base import FILES_DIR, SSH_DIR, AttemptContext, Framework, Replica, Shared, Wire, Wiring
+from allranks.frameworks.base import (
+    FILES_DIR,
+    ROOT_SSH_DIR,
+    SSH_DIR,
+    AttemptContext,
+    Framework,
+    Replica,
+    Shared,
+    Wire,
+    Wiring,
+)
 from allranks.frameworks.command_line import (
     Launch,
     Note,
@@ -34,7 +44,7 @@ from allranks.frameworks.rank_report import read_rank_report, root_cause
 SSH_PORT = 2222
 """An unprivileged port, because the workers' sshd may not run as root."""
 _HOSTFILE = f"{FILES_DIR}/hostfile"
-_SSH_ARGUMENTS = f"-F {FILES_DIR}/ssh_config -p {SSH_PORT} -i {SSH_DIR}/ssh-privatekey"
+_SSH_ARGUMENTS = f"-F {FILES_DIR}/ssh_config -p {SSH_PORT}"
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -177,8 +187,8 @@ def _for_plain_ssh(context: AttemptContext) -> str:
     """Return the configuration of an ssh that scripts start themselves, for the hosts of this job alone."""
     hosts = f"*.{context.job}.{context.namespace}.svc"
     wait, options = _SSH_CONFIG.split("Match all\n")
-    key = f"  Port {SSH_PORT}\n  IdentityFile {SSH_DIR}/ssh-privatekey\n"
-    return f"{wait.replace('Match ', f'Match host {hosts} ', 1)}Match host {hosts}\n{key}{options}"
+    options = f"  Port {SSH_PORT}\n{options}".replace("Match ", f"Match host {hosts} ")
+    return f"{wait.replace('Match ', f'Match host {hosts} ', 1)}Match host {hosts}\n{options}"
 
 
 @cache
@@ -216,13 +226,16 @@ Match all
   ForwardX11 no
   LogLevel ERROR
   ConnectionAttempts 60
+Match localuser root
+  IdentityFile {ROOT_SSH_DIR}/ssh-privatekey
+Match localuser *,!root
+  IdentityFile {SSH_DIR}/ssh-privatekey
 """
 
 
 def _sshd() -> tuple[str, ...]:
     options = {
         "Port": str(SSH_PORT),
-        "HostKey": f"{SSH_DIR}/ssh-privatekey",
         "AuthorizedKeysFile": f"{SSH_DIR}/ssh-publickey",
         "PidFile": "none",
         "StrictModes": "no",
@@ -236,17 +249,16 @@ def _sshd() -> tuple[str, ...]:
         "PermitUserRC": "no",
         "AcceptEnv": "ALLRANKS_* OMPI_*",
     }
-    # An sshd that runs as root needs this directory, which Debian makes when it boots.
-    begin = ("/bin/sh", "-c", '[ "$(id -u)" != 0 ] || mkdir -p /run/sshd; exec "$@"', "sshd")
-    return (
-        *begin,
-        "/usr/sbin/sshd",
-        "-D",
-        "-e",
-        "-f",
-        "/dev/null",
-        *(f"-o{key}={value}" for key, value in options.items()),
-    )
+    words = ("/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *(f"-o{key}={value}" for key, value in options.items()))
+    return ("/bin/sh", "-c", _SSHD, "sshd", *words)
+
+
+# An sshd that runs as root needs a directory, which Debian makes when it boots.
+_SSHD = f"""\
+key={SSH_DIR}/ssh-privatekey
+[ "$(id -u)" != 0 ] || {{ mkdir -p /run/sshd; key={ROOT_SSH_DIR}/ssh-privatekey; }}
+exec "$@" "-oHostKey=$key"
+"""
 
 
 _OPEN_MPI = re.compile(

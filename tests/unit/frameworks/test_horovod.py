@@ -161,7 +161,7 @@ def test_mpi_starts_all_ranks_from_the_launcher():
     assert mounts["/etc/allranks-ssh"] == "allranks-ssh"
     found = environment(launcher, "OMPI_")
     assert found["OMPI_MCA_orte_default_hostfile"] == "/etc/allranks/hostfile"
-    assert found["OMPI_MCA_plm_rsh_args"] == "-F /etc/allranks/ssh_config -p 2222 -i /etc/allranks-ssh/ssh-privatekey"
+    assert found["OMPI_MCA_plm_rsh_args"] == "-F /etc/allranks/ssh_config -p 2222"
 
 
 @pytest.mark.parametrize("platform", [CLUSTER, LOCAL], ids=["cluster", "laptop"])

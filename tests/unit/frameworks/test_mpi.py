@@ -16,7 +16,7 @@ from support.builders import CLUSTER, environment, job, table
 ROLES = {"worker": 2, "launcher": 1}
 LOCAL = Platform(helper_image="", local=True)
 LAUNCH = ["/bin/sh", "/etc/allranks/mpi_rank.sh", "launch", "job-launcher-0-0.job.team.svc"]
-SSH = "-F /etc/allranks/ssh_config -p 2222 -i /etc/allranks-ssh/ssh-privatekey"
+SSH = "-F /etc/allranks/ssh_config -p 2222"
 
 
 def made(platform: Platform = CLUSTER, implementation: str = "OpenMPI", **fields: Any) -> Objects:

@@ -31,7 +31,16 @@ from allranks.core.objects.gangs.base import PodPart
 from allranks.core.objects.queueing import admission
 from allranks.core.transfers import data, manifests
 from allranks.fields import COMPUTE
-from allranks.frameworks.base import FILES_DIR, HELPER_DIR, SECRET_DIR, SSH_DIR, AttemptContext, Replica, Wiring
+from allranks.frameworks.base import (
+    FILES_DIR,
+    HELPER_DIR,
+    ROOT_SSH_DIR,
+    SECRET_DIR,
+    SSH_DIR,
+    AttemptContext,
+    Replica,
+    Wiring,
+)
 
 HELPER = "allranks-helper"
 """Name of the init container that copies the helper files. A template may add to it, or replace its fields."""
@@ -471,6 +480,7 @@ def _attachments(
     if wiring.ssh_key:
         secret = {"secretName": companions.ssh_secret_name(job), "defaultMode": 0o444}
         attach(SSH_VOLUME, SSH_DIR, {"secret": secret}, readOnly=True)
+        attach(f"{SSH_VOLUME}-root", ROOT_SSH_DIR, {"secret": {**secret, "defaultMode": 0o400}}, readOnly=True)
     if wiring.secret:
         # Optional: a pod can also join an attempt that an operator without this Secret started.
         secret = {"secretName": companions.rendezvous_secret_name(job), "defaultMode": 0o444, "optional": True}
