@@ -236,10 +236,12 @@ def test_code_that_is_too_large_is_refused_and_the_ranks_keep_running(
 ) -> None:
     with developing(world, kubelet, tmp_path) as (developer, nodes):
         assert developer.dev
-        large = developer.folder / "data.txt"
-        large.write_bytes(base64.b64encode(os.urandom(3 * 2**20)))
+        large = [developer.folder / f"table{number}.txt" for number in range(20)]
+        for file in large:
+            file.write_bytes(base64.b64encode(os.urandom(100_000)))
         said(developer.dev, "error: .* after compression, and a ConfigMap takes")
-        large.unlink()
+        for file in large:
+            file.unlink()
         developer.edit("NAME = 'second'\n")
         for pod in PODS:
             nodes.until(pod, "code second attempt 1")
