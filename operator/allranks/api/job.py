@@ -373,7 +373,8 @@ class SpecBase(Container):
         None,
         description="Whether programs start when all pods of the attempt are there, so that no rank waits for a peer "
         "without a pod: Auto, where the helper of allranks runs the program anyway, Always, where it runs also for "
-        "that, or Never. Pods that do not restart as a group start at once. Local runs ignore it. Default: Auto.",
+        "that, or Never. Pods that do not restart as a group, and elastic jobs, start at once. Local runs ignore it. "
+        "Default: Auto.",
         json_schema_extra=rules(*cel.FIXED),
     )
     scheduling: Scheduling = Field(

@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 MOST_FRAMES, MOST_VARIABLES = 200, 200
 _OF_OTHER_PROCESSES = (
-    "torch.distributed.elastic",
-    "torch.multiprocessing",
-    "subprocess",
-    "multiprocessing",
-    "concurrent.futures",
-    "ray",
+    "torch.distributed.elastic.",
+    "torch.multiprocessing.",
+    "subprocess.",
+    "multiprocessing.",
+    "concurrent.futures.",
+    "ray.",
 )
 """Packages whose exceptions say that another process failed. The variables are not those of that process."""
 
 
 def is_elsewhere(error: BaseException | None, directory: str) -> bool:
     """Return whether the innermost frame that has a file in a variable has none in the directory of checkpoints."""
-    if error is None or f"{type(error).__module__}.".startswith(tuple(f"{name}." for name in _OF_OTHER_PROCESSES)):
+    if error is None or f"{type(error).__module__}.".startswith(_OF_OTHER_PROCESSES):
         return False
     frames: list[Mapping[str, Any]] = []
     trace = error.__traceback__

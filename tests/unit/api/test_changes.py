@@ -92,6 +92,7 @@ FIXED = [
     ("cleanPodPolicy", {}, {"cleanPodPolicy": "All"}, "cleanPodPolicy"),
     ("startupDeadlineSeconds", {}, {"startupDeadlineSeconds": 1}, "startupDeadlineSeconds"),
     ("startTogether", {"startTogether": "Always"}, {"startTogether": "Never"}, "startTogether"),
+    ("podSecurity", {}, {"podSecurity": "Image"}, "podSecurity"),
     ("scheduling", {}, {"scheduling": {"priorityClassName": "a"}}, "scheduling"),
     (
         "the bounds of an elastic job",

@@ -105,6 +105,7 @@ def probed(kind: str) -> dict[str, Any]:
 
 
 BOTH = ["worker-0", "worker-1"]
+ELASTIC = {"minReplicas": 1, "maxReplicas": 2}
 
 
 @table(
@@ -116,6 +117,7 @@ BOTH = ["worker-0", "worker-1"]
     ("new pods after each failure, and Always", {"startTogether": "Always", "restart": {"inPlace": "Never"}}, BOTH),
     ("a single pod", {"progress": {}, "roles": {"worker": 1}}, []),
     ("each pod restarts alone", {"progress": {}, "restart": {"scope": "Pod"}}, []),
+    ("an elastic job", {"progress": {}, "restart": {"scope": "Group"}, "elastic": ELASTIC}, []),
     ("an evaluator", {"progress": {}, "framework": "tensorflow", "roles": {"worker": 2, "evaluator": 1}}, BOTH),
     ("a livenessProbe", {"progress": {}, "template": probed("livenessProbe")}, []),
     ("a startupProbe", {"progress": {}, "template": probed("startupProbe")}, []),

@@ -97,8 +97,11 @@ def restarts_in_place(job: Job, template: Manifest, platform: Platform) -> bool:
 def starts_together(job: Job, template: Manifest, platform: Platform) -> bool:
     """Return whether the helper may wait in a pod for the other pods, before it starts the program.
 
-    A kubelet with a probe would end the container meanwhile.
+    A kubelet with a probe would end the container meanwhile. Programs of elastic jobs begin with the ranks that are
+    there.
     """
+    if job.spec.elastic:
+        return False
     runs_anyway = restarts_in_place(job, template, platform)
     if job.spec.start_together == "Never" or not (runs_anyway or job.spec.start_together == "Always"):
         return False
