@@ -262,9 +262,11 @@ def test_a_pod_that_is_lost_while_ranks_wait_for_code_is_replaced_by_one_with_th
         attempt = status(world)["attempt"]
         developer.edit("NAME = 'third'\n")
         eventually(lambda: status(world)["attempt"] == attempt + 1)
-        for role in ("master", "worker"):
-            nodes.run(f"demo-{role}-0-{attempt + 1}")
-            nodes.until(f"demo-{role}-0-{attempt + 1}", f"code third attempt {attempt + 1}")
+        pods = [f"demo-{role}-0-{attempt + 1}" for role in ("master", "worker")]
+        for pod in pods:
+            nodes.run(pod)
+        for pod in pods:
+            nodes.until(pod, f"code third attempt {attempt + 1}")
         assert status(world)["restarts"]["counted"] == 0
         developer.dev.interrupt()
         said(developer.dev, "demo continues")
