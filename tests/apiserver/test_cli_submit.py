@@ -61,6 +61,9 @@ def test_submitting_a_finished_job_again_gives_advice(allranks, job):
     result = allranks("submit", "-", stdin=text(made))
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"{JOB} unchanged: it is Succeeded; to run it again, allranks delete penguins")
+    made["spec"] = {**made["spec"], "ttlSecondsAfterFinished": 600}
+    result = allranks("submit", "-", stdin=text(made))
+    assert result.stdout.startswith(f"{JOB} configured: it is Succeeded; to run it again, allranks delete penguins")
 
 
 def test_with_an_invalid_manifest_nothing_is_sent(allranks, control_plane, namespace):

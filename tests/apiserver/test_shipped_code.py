@@ -175,9 +175,9 @@ def test_a_job_that_is_rejected_leaves_no_code(allranks, world, code) -> None:
     allranks("submit", "-", "--code", str(code), stdin=text(document()))
     before = world.stored()
     (code / "train.py").write_text("print(2)\n")
-    result = allranks("submit", "-", "--code", str(code), stdin=text(document()))
+    result = allranks("submit", "-", "--code", str(code), stdin=text(document(image="example.org/other:1")))
     assert result.exit_code == 1
-    assert "already exists and differs: spec.code: cannot be changed in an existing job" in result.stderr
+    assert "already exists and differs: spec.image: cannot be changed in an existing job" in result.stderr
     assert world.stored() == before
 
 
@@ -274,7 +274,7 @@ def test_the_api_server_applies_the_rules_of_code_and_packages(world) -> None:
     assert "does not lead upwards" in refused(code={"claim": "a", "subPath": "../b"})
     assert "without options of pip" in refused(packages=["-r x"])
     world.api.create(document("good", code={"claim": "a"}, packages=["timm==1.0"]), world.namespace)
-    with pytest.raises(Exception, match=r"spec\.code: cannot be changed in an existing job"):
+    with pytest.raises(Exception, match=r"spec\.code\.path: cannot be changed in an existing job"):
         world.api.patch("DistributedTraining", world.namespace, "good", {"spec": {"code": {"path": "/other"}}})
 
 

@@ -149,15 +149,15 @@ class Session:
         path = f"{collection}/{_name(document)}"
         current = await self.cluster.get(path)
         change = difference(_compared(current), _compared(document))
-        unchanged = f"unchanged{_hint_if_finished(current)}"
+        hint = _hint_if_finished(current)
         if not change:
-            return unchanged, current
+            return f"unchanged{hint}", current
         try:
             answer = await self.cluster.request("PATCH", path, query, change)
         except ClusterError as error:
             raise _cannot_update(title, document, error) from error
         same = _without_versions(answer) == _without_versions(current)
-        return (unchanged if same else "configured"), answer
+        return f"{'unchanged' if same else 'configured'}{hint}", answer
 
     def title(self, document: Manifest) -> str:
         """Return `distributedtraining.allranks.dev/penguins`, as kubectl does; `.../sweep-*` before it has a name."""
