@@ -1,12 +1,14 @@
 """Time from a killed rank to the first step of the next attempt in its pod, with and without imports in advance.
 
-A real supervisor on this machine, with a fake operator whose orders cost nothing: the rest is the start of the program.
+A real supervisor on this machine, with a fake operator whose orders cost nothing: the rest is the start of the program. The rank is killed when the imports of the next one are
+done.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -24,24 +26,24 @@ EPILOG = """examples:
   python bench/warm_start.py --bin "$(tools/frameworks.sh jax)/bin" --rounds 3 jax
 """
 TORCH = """
-import library, os, time
-import torch
+import os, time
+import torch, library
 from allranks.report import report
 if "LOCAL_WORLD_SIZE" in os.environ:
     torch.distributed.init_process_group("gloo")
     torch.distributed.all_reduce(torch.ones(1))
 report(step=1)
-print(os.getpid(), time.time(), flush=True)
+os.write(1, f"{os.getpid()} {time.time()}\\n".encode())
 while os.environ["ALLRANKS_ATTEMPT"] == "2":
     time.sleep(0.05)
 """
 JAX = """
-import library, os, time
-import jax
+import os, time
+import jax, library
 from allranks.report import report
 jax.numpy.ones(8).sum().block_until_ready()
 report(step=1)
-print(os.getpid(), time.time(), flush=True)
+os.write(1, f"{os.getpid()} {time.time()}\\n".encode())
 while os.environ["ALLRANKS_ATTEMPT"] == "2":
     time.sleep(0.05)
 """
@@ -88,7 +90,7 @@ def restart(name: str, way: str, programs: Path) -> float:
             out, err = pod.run(str(programs / command[0]), *command[1:], PATH=path, ALLRANKS_WARM_START=way)
     if (DONE in err) != (way == "Auto"):
         raise SystemExit(f"warm_start: {err.strip()}")
-    return max(float(line.split()[1]) for line in out.splitlines()) - pod.killed_at
+    return max(float(seconds) for seconds in re.findall(r"\d+ (\d+\.\d+)", out)) - pod.killed_at
 
 
 if __name__ == "__main__":
