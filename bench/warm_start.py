@@ -1,7 +1,7 @@
 """Time from a killed rank to the first step of the next attempt in its pod, with and without imports in advance.
 
-A real supervisor on this machine, with a fake operator whose orders cost nothing: the rest is the start of the program. The rank is killed when the imports of the next one are
-done.
+A real supervisor on this machine, with a fake operator whose orders cost nothing: the rest is the start of the program.
+The rank is killed when the imports of the next one are done.
 """
 
 from __future__ import annotations
