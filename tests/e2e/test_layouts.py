@@ -1,4 +1,4 @@
-"""Images that are laid out as public ones run as they are, and those of root are refused where pods are restricted.
+"""Images that are laid out as public ones run as they are, and images of root are refused where pods are restricted.
 
 tests/e2e/layouts/build.sh builds the images. The program knows nothing of allranks.
 """

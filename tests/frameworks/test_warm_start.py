@@ -1,4 +1,4 @@
-"""Real frameworks whose imports were done in advance: the results are those of a program that imports by itself."""
+"""Real frameworks whose imports were done in advance: the results are the same as without it."""
 
 from __future__ import annotations
 

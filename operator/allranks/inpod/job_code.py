@@ -132,7 +132,8 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder that all users of the pod may change, as those of the first code. A file of that name goes."""
+    """Make a folder that all users of the pod may change, like the folders of the first code. A file of that name is
+    removed."""
     if folder.is_dir():
         return
     _make(folder.parent)

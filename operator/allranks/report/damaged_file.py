@@ -19,7 +19,7 @@ _OF_OTHER_PROCESSES = (
     "concurrent.futures.",
     "ray.",
 )
-"""Packages whose exceptions say that another process failed. The variables are not those of that process."""
+"""Packages whose exceptions say that another process failed. Its variables are not in the frames here."""
 
 
 def is_elsewhere(error: BaseException | None, directory: str) -> bool:

@@ -83,7 +83,7 @@ USERS = [(0, 0), (1000, 1000), (1000690000, 0)]
 @pytest.mark.parametrize(("user", "group"), USERS)
 def test_code_packages_checkpoints_and_the_program_work(volumes: Path, user: int, group: int, read_only: bool) -> None:
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "ALLRANKS_CHECKPOINT_DIR": str(volumes / "checkpoints")}
-    env["LD_LIBRARY_PATH"] = str(volumes / "python" / "lib")  # a user may not be allowed to read that of the tests
+    env["LD_LIBRARY_PATH"] = str(volumes / "python" / "lib")  # a user may not read the Python of the tests
     env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(volumes / "wheels"), "PIP_CONFIG_FILE": "/dev/null"}
     if user == 1000:
         env["HOME"] = "/home/nowhere"

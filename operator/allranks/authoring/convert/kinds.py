@@ -196,7 +196,7 @@ def _commands(document: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def advice(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return what to do with documents of other kinds than those of allranks, as the end of a message; empty if there
+    """Return what to do with documents of kinds that allranks does not have, as the end of a message; empty if there
     is nothing to do."""
     from allranks.authoring.convert.wrappers import is_wrapper
 

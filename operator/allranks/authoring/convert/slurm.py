@@ -126,7 +126,7 @@ def _tasks(directives: dict[str, str], nodes: int) -> int:
 
 
 def _resources(draft: Draft, directives: dict[str, str], nodes: int, tasks: int) -> dict[str, Any]:
-    """Return the resources of a pod, which has those of a node of the job."""
+    """Return the resources of a pod, which stands for a node of the job."""
     per_node = directives.pop("gpus-per-node", "")
     generic = [part[4:] for part in directives.pop("gres", "").split(",") if part.startswith("gpu")]
     per_task, total = directives.pop("gpus-per-task", ""), directives.pop("gpus", "")
@@ -290,7 +290,7 @@ _SIZE = "each pod runs the program, and spmd.processesPerPod is its number of ra
 _OF_STEP = {
     "--container-mounts": _MOUNTS,
     "--container-workdir": "set workingDir",
-    "--container-env": "the variables of the job are those of the container",
+    "--container-env": "a container gets the variables of the job",
     "--chdir": "set workingDir",
     "-D": "set workingDir",
     "--multi-prog": "write a role for each program",

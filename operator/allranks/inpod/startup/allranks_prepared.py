@@ -235,7 +235,7 @@ def of_python(file: str) -> bool:
 
 
 def compare(record: dict[str, Any], loaded: set[str], before: dict[str, str], reads: set[str]) -> None:
-    """Raise NotPrepared if the imports may have had another result than those of the program."""
+    """Raise NotPrepared if the imports may have had another result than in the program."""
     for name, file in allranks_loaded_modules.files().items():
         if name in loaded or of_python(file) or file.startswith(os.path.dirname(__file__)):  # noqa: PTH120
             continue

@@ -6,7 +6,7 @@ Every replica listens, because the Service selects all ready pods and a standby 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -17,10 +17,12 @@ from allranks.operator.outcome_store import OutcomeStore
 from allranks.operator.ports.backend import Gate, Page
 from allranks.operator.ports.http_servers import SharedPage
 from allranks.operator.ports.report_auth import Reviews
-from allranks.telemetry.messages import Answer, Denied
+from allranks.telemetry.messages import Answer, Denied, ReportSource
 from allranks.telemetry.processes import ProcessStore
 from allranks.telemetry.store import ReportStore
 
+Receiver = Callable[[ReportSource, bytes], Awaitable[Answer]]
+"""Answers the request of a pod that is identified."""
 STANDBY_SECONDS = 1.0
 """Retry-After of a standby."""
 
@@ -64,23 +66,18 @@ class LocalBackend:
             return denied.answer
 
     async def outcome(self, token: str, body: bytes) -> Answer:
-        try:
-            leader = self._leader()
-            return await leader.outcomes.receive(leader.reviews.accepted(token), body)
-        except Denied as denied:
-            return denied.answer
+        return await self._pass_on(lambda leader: leader.outcomes.receive, token, body)
 
     async def process(self, token: str, body: bytes) -> Answer:
-        try:
-            leader = self._leader()
-            return await leader.processes.poll(leader.reviews.accepted(token), body)
-        except Denied as denied:
-            return denied.answer
+        return await self._pass_on(lambda leader: leader.processes.poll, token, body)
 
     async def code(self, token: str, body: bytes) -> Answer:
+        return await self._pass_on(lambda leader: leader.code.read, token, body)
+
+    async def _pass_on(self, receiver: Callable[[Leader], Receiver], token: str, body: bytes) -> Answer:
         try:
             leader = self._leader()
-            return await leader.code.read(leader.reviews.accepted(token), body)
+            return await receiver(leader)(leader.reviews.accepted(token), body)
         except Denied as denied:
             return denied.answer
 
