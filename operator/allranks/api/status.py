@@ -297,6 +297,13 @@ class Times(TextPart):
     productive_since: Annotated[
         Time | None, Field(description="Since when the current attempt has been productive.")
     ] = None
+    stalled: Annotated[
+        NonNegative | None,
+        Field(
+            description="Lost seconds of the current attempt, since its last checkpoint, in which ranks waited for "
+            "another one, or for data. None: there were none."
+        ),
+    ] = None
     measured: Annotated[
         bool, Field(description="Whether the program's reports are used. Without them, Running counts as productive.")
     ] = False

@@ -37,7 +37,7 @@ RETRY_SECONDS = 1.0
 """Between two tries to send the last checkpoint, on average."""
 LAST_CHECKPOINT_SECONDS = 15.0
 """Longest wait of a program that ends until the operator knows of its last checkpoint."""
-POSITION_SECONDS = 45.0
+POSITION_SECONDS = 20.0
 """After this time without a step a rank says where it is, also if it is not asked."""
 FETCH_SECONDS = 0.2
 """Longest wait of a message for numbers that a GPU still computes."""

@@ -34,19 +34,21 @@ def account(snapshot: Snapshot, after: Status) -> Status:
     category, moment = _category(after, pods, o.refused, measures, o.now)
     if category == times.category and times == before.times and after == before:
         return after
+    if after.attempt == before.attempt:
+        times = _with_stall(times, before, after)
     moment = min(max(moment, times.since), o.now)
-    reason = _last_reason(after)
-    times = _advanced(replace(_advanced(times, moment, reason), category=category), o.now, reason)
+    times = _advanced(times, moment, _lost_reason(before))
+    times = _advanced(replace(times, category=category), o.now, _lost_reason(after))
     if category == "Productive" and times.productive_since is None:
         times = replace(times, productive_since=moment)
-    elif category not in ("Productive", "Uploading"):  # the end of the attempt follows an upload
+    elif category not in ("Productive", "Uploading") and not _stalled_since(after):  # an attempt ends after its upload
         times = replace(times, productive_since=None)
     return replace(after, times=times, goodput=goodput(times) if times.measured else None)
 
 
 def up_to(status: Status, now: datetime) -> Times | None:
     """Return the times up to now."""
-    return _advanced(status.times, now, _last_reason(status)) if status.times else None
+    return _advanced(status.times, now, _lost_reason(status)) if status.times else None
 
 
 def last_update(status: Status) -> datetime | None:
@@ -80,9 +82,10 @@ def _category(
         return "Queued", now
     if since := uploading_since(status):
         return "Uploading", since
-    first_step = status.progress.first_step_time if status.progress else None
-    if first_step:
-        return "Productive", first_step
+    if since := _stalled_since(status):
+        return "Lost", since
+    if status.progress and status.progress.first_step_time:
+        return "Productive", status.progress.first_step_time
     if status.running_time and not measures:
         return "Productive", status.running_time
     placed = [pod.placed_at or now for pod in pods if pod.node]
@@ -99,8 +102,42 @@ def restarted(before: Iterable[PastAttempt]) -> bool:
     return bool(ran) and ran[-1] != "Suspended"
 
 
+STALLED = "Stalled"
+"""The reason of lost time in which ranks waited for another rank, or for data."""
+
+
+def _lost_reason(status: Status) -> str:
+    return STALLED if _stalled_since(status) else _last_reason(status)
+
+
 def _last_reason(status: Status) -> str:
     return status.history[-1].reason if status.history else ""
+
+
+def _stalled_since(status: Status) -> datetime | None:
+    """Return the time of the last step before the present stall; None if the job is not stalled."""
+    running = status.phase not in FINISHED | WITHOUT_PODS
+    return status.progress.last_report if running and status.progress and status.progress.stalled else None
+
+
+def _with_stall(times: Times, before: Status, after: Status) -> Times:
+    """Count the time since the last step as lost when a stall is noticed, and keep its length when it is over."""
+    begun, over = _stalled_since(after), _stalled_since(before)
+    if begun and not over and times.category == "Productive":
+        return _moved(times, "Productive", "Lost", min(_seconds(begun, times.since), times.productive), STALLED)
+    if _checkpoint(before) != _checkpoint(after):
+        times = replace(times, stalled=None)
+    began, step = times.productive_since, after.progress.last_report if after.progress else None
+    if over and not begun and began and step:
+        length = _seconds(over, step)
+        stalled = _exact((times.stalled or 0.0) + length)
+        times = _advanced(times, step, STALLED)
+        return replace(times, productive_since=began + timedelta(seconds=length), stalled=stalled)
+    return times
+
+
+def _checkpoint(status: Status) -> datetime | None:
+    return status.progress.checkpoint_time if status.progress else None
 
 
 def _ended(before: Status, after: Status) -> bool:
@@ -122,7 +159,7 @@ def _close_attempt(
     Without progress reports all of its work counts as kept.
     """
     past, progress = after.history[-1], reported.progress
-    times = _advanced(times, now, _last_reason(before))
+    times = _advanced(times, now, _lost_reason(before))
     if progress:
         past = replace(
             past,
@@ -131,14 +168,15 @@ def _close_attempt(
             checkpoint_step=progress.checkpoint_step,
         )
     if (began := times.productive_since) is not None:
-        lost = 0.0
+        lost, stall = 0.0, _seconds(_stalled_since(before) or now, now)
         if times.measured and after.phase not in FINISHED:
-            saved = (progress.checkpoint_time if progress else None) or began
-            lost = min(_seconds(max(saved, began), now), times.productive)
-        times = _moved(times, "Productive", "Lost", lost, past.reason)
-        kept = _exact(max(0.0, _seconds(began, uploading_since(before) or now) - lost))
+            saved = _seconds(_checkpoint(reported) or began, now) - (times.stalled or 0.0)
+            lost = min(max(0.0, min(saved, _seconds(began, now))), times.productive + stall)
+            times = _renamed(times, min(stall, lost), past.reason)
+        times = _moved(times, "Productive", "Lost", lost - min(stall, lost), past.reason)
+        kept = _exact(max(0.0, _seconds(began, uploading_since(before) or now) - max(stall, lost)))
         past = replace(past, productive_seconds=kept, lost_seconds=_exact(lost))
-    return replace(times, productive_since=None), past
+    return replace(times, productive_since=None, stalled=None), past
 
 
 def _measured(status: Status, times: Times, now: datetime) -> Times:
@@ -147,12 +185,19 @@ def _measured(status: Status, times: Times, now: datetime) -> Times:
     times = replace(times, measured=True)
     if times.category != "Productive" or times.productive_since is None:
         return times
-    times = _advanced(times, now, _last_reason(status))
+    times = _advanced(times, now, _lost_reason(status))
     first = status.progress.first_step_time if status.progress else None
     too_early = min(_seconds(times.productive_since or now, min(first or now, now)), times.productive)
     kind: TimeKind = "Lost" if restarted(status.history) else "Starting"
     moved = _moved(times, "Productive", kind, too_early, _last_reason(status))
     return replace(moved, productive_since=first) if first else replace(moved, productive_since=None, category=kind)
+
+
+def _renamed(times: Times, seconds: float, reason: str) -> Times:
+    """Count time that was lost in a stall to the restart that ended it."""
+    left = _exact(max(0.0, times.by_reason.get(STALLED, 0.0) - seconds))
+    by_reason = {name: lost for name, lost in {**times.by_reason, STALLED: left}.items() if lost}
+    return _added(replace(times, lost=_exact(times.lost - seconds), by_reason=by_reason), "Lost", seconds, reason)
 
 
 def _advanced(times: Times, until: datetime, reason: str) -> Times:

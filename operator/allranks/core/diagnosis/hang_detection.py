@@ -210,34 +210,35 @@ def _stalled(moved_at: datetime) -> str:
     return f"no rank has completed a step since {moved_at:%H:%M:%S} UTC"
 
 
-GONE, PRESENT = timedelta(minutes=1), timedelta(minutes=5)
-"""Time without a step after which a rank is named that is gone, or that may still come."""
-_STEPS = 10
+STILL = timedelta(seconds=30)
+"""Time without a step after which it is said for what the ranks wait."""
+_STEPS = 20
 """The time is also at least the time of this many steps."""
 _LONGEST = 2048
 """Characters, as in the CRD."""
 
 
 def stall_sentence(before: ProgressStatus, after: ProgressStatus, reports: Reports, now: datetime) -> str | None:
-    """Return for which rank the others wait, also in a job without `hang`; nothing restarts for that.
+    """Return for which rank the others wait, or for what all wait, also in a job without `hang`; nothing restarts.
 
-    For example `no rank has completed a step since 14:03:12 UTC: rank 1 ...`; None if the job makes steps, has made all
-    of them, or no rank waits for another one. During a stall the first sentence stays.
+    For example `no rank has completed a step since 14:03:12 UTC (usually one in 0.05 s): rank 1 ...`; None if the job
+    makes steps, has made all of them, or a rank may be at work for which none waits. During a stall the first sentence
+    stays.
     """
     if after.last_report is None or after.first_step_time is None or _complete(after):
         return None
     if before.stalled and before.step == after.step:
         return before.stalled
-    durations = [rank.step_seconds for rank in reports.ranks if rank.step_seconds]
-    still = now - after.last_report - _STEPS * timedelta(seconds=max(durations, default=0.0))
-    if still < GONE:
+    usual = max((rank.step_seconds for rank in reports.ranks if rank.step_seconds), default=0.0)
+    if now - after.last_report < max(STILL, _STEPS * timedelta(seconds=usual)):
         return None
     suspects = stalled_ranks.suspects(reports.ranks)
-    if not suspects.awaited or still < (GONE if suspects.gone else PRESENT):
+    if not suspects.awaited and not stalled_ranks.all_idle(reports.ranks):
         return None
-    if report_loss.heard_at(report_loss.active(reports), after.last_report) < after.last_report + GONE:
+    if report_loss.heard_at(report_loss.active(reports), after.last_report) < after.last_report + STILL:
         return None  # ranks that are silent may make steps
-    return f"{_stalled(after.last_report)}: {suspects.sentence}"[:_LONGEST]
+    pace = f" (usually one in {usual:.2g} s)" if usual else ""
+    return f"{_stalled(after.last_report)}{pace}: {suspects.sentence}"[:_LONGEST]
 
 
 def _complete(progress: ProgressStatus) -> bool:

@@ -25,8 +25,6 @@ class Suspects:
 
     ranks: tuple[RankReport, ...]
     sentence: str = ""
-    gone: bool = False
-    """They have ended, and take no further part."""
     awaited: bool = False
     """At least one other rank waits for them."""
 
@@ -37,7 +35,7 @@ def suspects(ranks: Sequence[RankReport]) -> Suspects:
     for rule in (_raising, _behind, _ended, _completed, _silent, _outside, _elsewhere):
         if result := rule(ranks, active):
             awaited = result.awaited or any(_waits(rank) for rank in active if rank not in result.ranks)
-            return Suspects(_sorted(result.ranks), result.sentence, result.gone, awaited)
+            return Suspects(_sorted(result.ranks), result.sentence, awaited)
     return Suspects((), _all_at(active))
 
 
@@ -53,7 +51,7 @@ def _raising(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects 
     else:
         verb, place = _verb(raising, "handles"), _doing(raising)
         doing = f"{named(raising)} {verb} {first.raising}{f', and {place}' if place else ''}"
-    return Suspects(tuple(raising), f"{doing}{_others(active, raising)}", gone=True)
+    return Suspects(tuple(raising), f"{doing}{_others(active, raising)}")
 
 
 def _behind(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
@@ -77,7 +75,7 @@ def _ended(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | 
     if not ended or len(ended) == len(ranks):
         return None
     sentence = f"{_main_threads(ended)} ended, and another thread keeps the process{_others(active, ended)}"
-    return Suspects(tuple(ended), sentence, gone=True)
+    return Suspects(tuple(ended), sentence)
 
 
 def _completed(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
@@ -91,7 +89,7 @@ def _completed(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspect
     at = f" at step {first.step}{total}" if first.step is not None else ""
     early = any(rank.total_steps and _step(rank) < rank.total_steps for rank in done)
     others = _others(active, done, wait=early) or f"; {numbered(active)} still {_verb(active, 'runs')}"
-    return Suspects(tuple(done), f"{named(done)} completed{at}{others}", gone=True, awaited=early)
+    return Suspects(tuple(done), f"{named(done)} completed{at}{others}", awaited=early)
 
 
 def _silent(ranks: Sequence[RankReport], active: list[RankReport]) -> Suspects | None:
@@ -179,6 +177,15 @@ def is_collective(position: Position) -> bool:
     if position.activity:
         return False
     return _COLLECTIVE.match(position.call) is not None or _OF_A_DEVICE.match(position.call) is not None
+
+
+def all_idle(ranks: Sequence[RankReport]) -> bool:
+    """Return whether each rank waits for data, for input or in a debugger."""
+    active = [rank for rank in ranks if not rank.done]
+    return bool(active) and all(_position(rank).activity in _IDLE for rank in active)
+
+
+_IDLE = ("data", "input", "debugger")
 
 
 def _waits(rank: RankReport) -> bool | None:
