@@ -1,6 +1,7 @@
-"""Makes and loads the job for a Python script or a notebook that has no manifest: `allranks run train.py --replicas 2`.
+"""Makes and loads the job for a program that has no manifest: `allranks run train.py --replicas 2`.
 
-The framework follows from the packages that the script, and the modules beside it, import.
+A program is a Python script, a notebook, a module or a command. The framework follows from the launcher of a command,
+or from the packages that the program, and the modules beside it, import.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from allranks.api.job import API_VERSION, KIND
 from allranks.authoring.manifest_files import did_you_mean
 from allranks.errors import CannotRun, InvalidManifest, InvalidOption
 from allranks.frameworks import FRAMEWORKS
+from allranks.frameworks.command_line import Word, basename, calls, starts
 from allranks.frameworks.hints import ScriptHints
 
 if TYPE_CHECKING:
@@ -40,15 +43,29 @@ class Script:
     """Top-level package -> the file that imports it."""
     names: frozenset[str]
     """Names of functions, classes and attributes that the source uses."""
+    words: tuple[str, ...] = ()
+    """What starts it behind `python3` or a launcher, such as `-m pkg.train`; empty: its path."""
+    command: tuple[str, ...] = ()
+    """The whole command, if the user wrote it."""
 
-    def guess_framework(self) -> tuple[str, str] | None:
-        """Return (framework, package whose import shows it). Frameworks that build on others come last in the
-        registry."""
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return job_name(self.path.removesuffix(".__main__").rpartition(".")[2] if self.words else self.path)
+
+    def guess_framework(self) -> tuple[str, str]:
+        """Return (framework, what shows it). Frameworks that build on others come last in the registry."""
+        for start in starts(self.command):
+            for framework in FRAMEWORKS.values():
+                if start.kind in framework.script.launchers:
+                    return framework.name, f"{start.name} starts the program"
         for framework in reversed(FRAMEWORKS.values()):
             for package in self.imports:  # in their order, for the same message each time
                 if package in framework.script.imports:
-                    return framework.name, package
-        return None
+                    return framework.name, f"{self.imports[package]} imports {package}"
+        default = next(framework for framework in FRAMEWORKS.values() if framework.script.any_program)
+        read = self.imports or self.names
+        return default.name, f"{self.path} imports no other" if read else f"the source of {self.path} is not here"
 
 
 def is_script(file: str) -> bool:
@@ -59,9 +76,64 @@ def read_script(path: str, workdir: Path) -> Script:
     """Read a script and the modules beside it that it imports. `path` is relative to `workdir`.
 
     Raise InvalidManifest if the script cannot be read or is not Python."""
+    imports, names = _read(workdir / path, workdir)
+    return Script(path, imports, names)
+
+
+def read_module(module: str, workdir: Path) -> Script:
+    """Read a module (`-m MODULE`). What is not below `workdir` or its folder `src` is not read.
+
+    Raise InvalidManifest if the name or the file is not valid."""
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise InvalidManifest([(f"-m {module}", "is not the name of a module, such as package.train")])
+    script = Script(module, {}, frozenset(), words=("-m", module))
+    for root in (workdir, workdir / "src"):
+        base = root.joinpath(*module.split("."))
+        for file in (base.with_suffix(".py"), base / "__main__.py"):
+            if file.is_file():
+                imports, names = _read(file, root)
+                return replace(script, imports=imports, names=names)
+    return script
+
+
+def read_command(command: Sequence[str], workdir: Path) -> Script:
+    """Read the Python program that a command starts: its script, its module, or the script of an entry point.
+
+    Raise InvalidManifest if the file of the program is not valid."""
+    launchers = starts(command)
+    words = [word.text for word in launchers[-1].program] if launchers else [word.text for word in _last_call(command)]
+    if launchers and launchers[-1].option("m", "module"):
+        words.insert(0, "-m")
+    elif words and _PYTHON.fullmatch(basename(words[0])):
+        words = words[1:]
+        while words and words[0] != "-m" and words[0].startswith("-"):
+            words = words[2:] if words[0] in _WITH_VALUE else words[1:]
+    program = words[0] if words else command[0]
+    if program == "-m" and len(words) > 1:
+        return replace(read_module(words[1], workdir), command=tuple(command))
+    if program.endswith(".py") and (workdir / program).is_file():
+        return replace(read_script(program, workdir), command=tuple(command))
+    script = Script(basename(program), {}, frozenset(), command=tuple(command))
+    entry_point = shutil.which(program)
+    if entry_point and re.match(rb"#!.*python", Path(entry_point).read_bytes()[:200]):
+        imports, names = _read(Path(entry_point), workdir)
+        return replace(script, imports=imports, names=names)
+    return script
+
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_WITH_VALUE = frozenset({"-c", "-W", "-X"})
+"""Options of Python with a value."""
+
+
+def _last_call(command: Sequence[str]) -> tuple[Word, ...]:
+    return next((call.words for call in reversed(calls(command)) if call.words), ())
+
+
+def _read(first: Path, workdir: Path) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the imports (package -> the file that imports it) and the names in a file and the modules beside it."""
     imports: dict[str, str] = {}
     names: set[str] = set()
-    first = workdir / path
     waiting, done = [first], set[Path]()
     while waiting and len(done) < MAX_MODULES:
         file = waiting.pop()
@@ -77,8 +149,8 @@ def read_script(path: str, workdir: Path) -> Script:
                 imports.setdefault(
                     module.partition(".")[0], str(file.relative_to(workdir) if file.is_relative_to(workdir) else file)
                 )
-                waiting += _beside(file, module)
-    return Script(path, imports, frozenset(names))
+                waiting += [*_beside(file.parent, module), *_beside(workdir, module)]
+    return imports, frozenset(names)
 
 
 def make_job(
@@ -90,24 +162,20 @@ def make_job(
     env: Sequence[tuple[str, str]] = (),
     arguments: Sequence[str] = (),
     image: str | None = None,
-    cure: str = f"specify --framework {' | '.join(FRAMEWORKS)}",
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the manifest of the job, and notes on what was assumed.
-
-    Raise InvalidManifest if the framework is unclear; `cure` says how to specify it."""
-    framework, notes = choose_framework(script, framework, cure)
+    """Return the manifest of the job, and notes on what was assumed. Raise InvalidManifest for wrong parameters."""
+    framework, notes = choose_framework(script, framework)
     hints = FRAMEWORKS[framework].script
-    if replicas > 1 and hints.joins_group and not hints.joins_group & script.names:
+    if replicas > 1 and (script.imports or script.names) and hints.joins_group and not hints.joins_group & script.names:
         calls = ", ".join(sorted(hints.joins_group))
         uses = f"uses none of {calls}" if len(hints.joins_group) > 1 else f"does not use {calls}"
         notes.append(f"{script.path} {uses}: the {replicas} ranks may be independent copies that do not train together")
-    name = job_name(script.path)
+    name = script.name
     if not script.path.endswith(NOTEBOOK):
-        return job_document(
-            name, framework, [*hints.command, script.path], replicas, gpus, env, arguments, image
-        ), notes
-    command, parameters = _notebook_command(script.path, name, hints), _notebook_parameters(script.path, arguments)
-    document = job_document(name, framework, command, replicas, gpus, env, parameters, image)
+        command = script.command or (*hints.command, *(script.words or (script.path,)))
+        return job_document(name, framework, command, replicas, gpus, env, arguments, image), notes
+    executes, parameters = _notebook_command(script.path, name, hints), _notebook_parameters(script.path, arguments)
+    document = job_document(name, framework, executes, replicas, gpus, env, parameters, image)
     output = {"name": "notebooks", "path": "/notebooks", "to": f"claim://{name}-notebooks", "when": "Always"}
     document["spec"] |= {"packages": ["papermill", "ipykernel"], "outputs": [output]}
     return document, notes
@@ -135,19 +203,12 @@ def _notebook_parameters(path: str, arguments: Sequence[str]) -> list[str]:
     return out
 
 
-def choose_framework(script: Script, framework: str | None, cure: str) -> tuple[str, list[str]]:
-    """Return the framework, `framework` if it is given, and notes on what was assumed.
-
-    Raise InvalidManifest if it is unclear; `cure` says how to specify it.
-    """
+def choose_framework(script: Script, framework: str | None) -> tuple[str, list[str]]:
+    """Return the framework, `framework` if it is given, and notes on what was assumed."""
     if framework is not None:
         return framework, []
-    guess = script.guess_framework()
-    if guess is None:
-        packages = ", ".join(sorted(package for item in FRAMEWORKS.values() for package in item.script.imports))
-        raise InvalidManifest([(script.path, f"imports none of {packages}: {cure}")])
-    framework, package = guess
-    return framework, [f"framework {framework}, because {script.imports[package]} imports {package}"]
+    framework, because = script.guess_framework()
+    return framework, [f"framework {framework}, because {because}"]
 
 
 def job_document(
@@ -221,9 +282,9 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _beside(file: Path, module: str) -> Iterator[Path]:
-    """Yield the files of a module in the folder of the file that imports it."""
-    base = file.parent.joinpath(*module.split("."))
+def _beside(folder: Path, module: str) -> Iterator[Path]:
+    """Yield the files of a module in a folder."""
+    base = folder.joinpath(*module.split("."))
     yield from (path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file())
 
 
@@ -232,8 +293,16 @@ def _beside(file: Path, module: str) -> Iterator[Path]:
 _FRAMEWORK_PATHS = ("framework", "spec.framework")
 
 
-def load_script(
-    script: str,
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a user starts without a manifest: a script or a notebook, a module, or, without both, a command."""
+
+    script: str = ""
+    module: str = ""
+
+
+def load_program(
+    program: Program,
     sets: Sequence[str],
     *,
     arguments: Sequence[str],
@@ -245,7 +314,7 @@ def load_script(
     save: Path | None,
     ships: bool,
 ) -> tuple[Loaded, list[str]]:
-    """Return the script's job and notes on it, and write its manifest to `save`.
+    """Return the program's job and notes on it, and write its manifest to `save`.
 
     `ships`: the code in `workdir` is shipped. Raise InvalidManifest, CannotRun, or InvalidOption for a wrong framework.
     """
@@ -253,9 +322,8 @@ def load_script(
     from allranks.authoring.manifests import load_documents
 
     framework = _framework_of_script(framework, sets)
-    if ships:
-        script = _inside(script, workdir)
-    source = read_script(script, workdir)
+    source, arguments = _read_program(program, arguments, workdir, ships)
+    script = source.path
     document, notes = make_job(source, framework=framework, replicas=replicas, gpus=gpus, env=env, arguments=arguments)
     loaded = load_documents([(script, document)], sets, code=workdir if ships else None, local=True)
     if save:
@@ -266,6 +334,17 @@ def load_script(
         _save(save, written)
         notes.append(f"the manifest is in {save}: set its image to one that {needed}, then submit it")
     return loaded, notes
+
+
+def _read_program(
+    program: Program, arguments: Sequence[str], workdir: Path, ships: bool
+) -> tuple[Script, Sequence[str]]:
+    """Return the program and its arguments. The words of a command are no arguments."""
+    if program.script:
+        return read_script(_inside(program.script, workdir) if ships else program.script, workdir), arguments
+    if program.module:
+        return read_module(program.module, workdir), arguments
+    return read_command(arguments, workdir), ()
 
 
 def _inside(script: str, code: Path) -> str:

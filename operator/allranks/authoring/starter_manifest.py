@@ -66,7 +66,7 @@ def make_starter(
     """Return the manifest for a script. `source`: text of the script. `file`: future path of the manifest.
 
     Raise InvalidManifest if the framework is unclear."""
-    framework, notes = choose_framework(script, framework, f"specify --framework {' | '.join(FRAMEWORKS)}")
+    framework, notes = choose_framework(script, framework)
     tree = ast.parse(source)
     options = list(_options(tree))
     name = job_name(script.path)

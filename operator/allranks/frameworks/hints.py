@@ -15,10 +15,14 @@ class ScriptHints:
     """Packages whose import shows that a script uses this framework."""
     joins_group: frozenset[str] = frozenset()
     """Functions and classes by which a script joins the group of ranks. A script that uses none of them runs alone."""
+    any_program: bool = False
+    """Programs that import no framework use this one."""
     command: tuple[str, ...] = ("python3",)
     """Starts the script."""
     launcher: tuple[str, ...] = ()
     """Starts a program that is not Python."""
+    launchers: frozenset[str] = frozenset()
+    """Launchers (`allranks.frameworks.command_line.Start.kind`) of programs that use this framework."""
     rank: str = "$ALLRANKS_INDEX"
     """The rank of a process, as a shell reads it from the environment."""
     module: str = ""

@@ -50,7 +50,12 @@ class Horovod(Framework):
         "worker": RoleKind("The ranks."),
         "launcher": RoleKind("Runs mpirun, for controller MPI.", max_replicas=1, ranked=False),
     }
-    script = ScriptHints(imports=frozenset({"horovod"}), joins_group=frozenset({"init"}), rank="$HOROVOD_RANK")
+    script = ScriptHints(
+        imports=frozenset({"horovod"}),
+        joins_group=frozenset({"init"}),
+        launchers=frozenset({"horovodrun"}),
+        rank="$HOROVOD_RANK",
+    )
     log = mpirun.MpirunLog()
     probe = DoctorProbe("horovod")
     reserved_env = frozenset(

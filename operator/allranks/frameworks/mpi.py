@@ -66,6 +66,7 @@ class Mpi(Framework):
     script = ScriptHints(
         imports=frozenset({"mpi4py"}),
         joins_group=frozenset({"COMM_WORLD"}),
+        launchers=frozenset({"mpirun"}),
         command=("python3", "-m", "mpi4py"),
         rank="${OMPI_COMM_WORLD_RANK:-$PMI_RANK}",
         roles={"launcher": 1},

@@ -55,6 +55,7 @@ class PyTorch(Framework):
             {"init_process_group", "init_device_mesh", "Accelerator", "Trainer", "SFTTrainer", "Fabric"}
             | {"init_distributed", "initialize"}
         ),
+        launchers=frozenset({"torchrun", "accelerate", "deepspeed"}),
         command=("torchrun",),
         launcher=("torchrun", "--no-python"),
         rank="$RANK",

@@ -75,7 +75,7 @@ class Spmd(Framework):
     roles: ClassVar[Mapping[str, RoleKind]] = {"worker": RoleKind("The ranks.")}
     ranks_keep_numbers = True
     any_role = True
-    script = ScriptHints(rank="$RANK")
+    script = ScriptHints(rank="$RANK", any_program=True)
     log = RankReports()
     reserved_env = frozenset(
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT"}

@@ -25,7 +25,6 @@ FUNCTION_ANNOTATION = naming.FUNCTION_ANNOTATION
 RESULTS_ANNOTATION = "allranks.dev/results"
 """`every-rank` if all ranks send their values."""
 EVERY_RANK = "every-rank"
-_CURE = f"specify framework={' | '.join(repr(item) for item in FRAMEWORKS)}"
 
 Target = Callable[..., Any] | str | os.PathLike[str]
 Ranks = int | tuple[int, int]
@@ -72,7 +71,7 @@ def framework_of(function: Callable[..., Any], options: Options) -> str:
     Raises InvalidManifest, ValueError.
     """
     _check_framework(options)
-    return choose_framework(_read_function(function), options.framework, _CURE)[0]
+    return choose_framework(_read_function(function), options.framework)[0]
 
 
 def of_script(script: str, args: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[str]]:
@@ -86,7 +85,6 @@ def of_script(script: str, args: Sequence[Any], options: Options) -> tuple[dict[
         env=tuple(options.env.items()),
         arguments=[str(argument) for argument in args],
         image=options.image,
-        cure=_CURE,
     )
     if options.name is not None:
         document["metadata"]["name"] = options.name

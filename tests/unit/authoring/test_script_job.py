@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from allranks.api.validation import parse
-from allranks.authoring.script_job import job_name, make_job, read_script
+from allranks.authoring.script_job import job_name, make_job, read_command, read_module, read_script
 from allranks.core.objects import pods
 from allranks.errors import InvalidManifest
 from allranks.frameworks import FRAMEWORKS
@@ -58,17 +59,71 @@ def test_modules_beside_the_script_are_read_too(tmp_path):
 
 def test_modules_that_import_each_other_are_read_once(tmp_path):
     found = script(tmp_path, "import a", a="import b", b="import a, torch")
-    assert found.guess_framework() == ("pytorch", "torch")
+    assert found.guess_framework() == ("pytorch", "b.py imports torch")
 
 
-def test_without_an_import_of_a_framework_the_user_must_name_one(tmp_path):
-    found = script(tmp_path, "import json")
-    with pytest.raises(InvalidManifest) as raised:
-        make_job(found)
-    ((path, message),) = raised.value.problems
-    assert path == "train.py"
-    assert message.endswith("specify --framework pytorch | tensorflow | horovod | jax | ray | mpi | spmd")
-    assert make_job(found, framework="tensorflow")[0]["spec"]["command"] == ["python3", "train.py"]
+def test_a_program_without_an_import_of_a_framework_is_spmd(tmp_path):
+    source = script(tmp_path, "import json")
+    job, notes = make_job(source, replicas=2)
+    assert (job["spec"]["framework"], job["spec"]["command"]) == ("spmd", ["python3", "train.py"])
+    assert notes == ["framework spmd, because train.py imports no other"]
+    job, notes = make_job(source, framework="tensorflow")
+    assert (job["spec"]["framework"], notes) == ("tensorflow", [])
+
+
+@pytest.mark.parametrize("folder", ["", "src"])
+def test_a_module_is_read_and_started_by_the_launcher_of_its_framework(tmp_path, folder):
+    package = tmp_path / folder / "pkg"
+    package.mkdir(parents=True)
+    (package / "model.py").write_text("import torch")
+    (package / "train.py").write_text("from pkg.model import Net")
+    job, notes = make_job(read_module("pkg.train", tmp_path), arguments=["--lr", "1"])
+    assert (job["metadata"]["name"], job["spec"]["command"]) == ("train", ["torchrun", "-m", "pkg.train"])
+    assert job["spec"]["args"] == ["--lr", "1"]
+    assert notes[0] == "framework pytorch, because pkg/model.py imports torch"
+
+
+def test_a_package_is_started_by_its_main_module(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__main__.py").write_text("import jax")
+    job, _ = make_job(read_module("pkg", tmp_path))
+    assert (job["metadata"]["name"], job["spec"]["framework"]) == ("pkg", "jax")
+
+
+def test_of_a_module_that_is_not_here_nothing_is_claimed(tmp_path):
+    job, notes = make_job(read_module("installed.train", tmp_path), replicas=2)
+    assert job["spec"]["command"] == ["python3", "-m", "installed.train"]
+    assert notes == ["framework spmd, because the source of installed.train is not here"]
+
+
+@pytest.mark.parametrize(
+    ("command", "framework", "name"),
+    [
+        ("torchrun -m pkg.train --lr 1", "pytorch", "train"),
+        ("torchrun --nproc-per-node 2 pkg/train.py", "pytorch", "train"),
+        ("python3 -u -X dev pkg/train.py", "jax", "train"),
+        ("python3 -m pkg.train", "jax", "train"),
+        ("python3 -m torch.distributed.run pkg/train.py", "pytorch", "train"),
+        ("accelerate launch pkg/train.py", "pytorch", "train"),
+        ("horovodrun -np 1 python3 pkg/train.py", "horovod", "train"),
+        ("mpirun -np 1 pkg/train.py", "mpi", "train"),
+        ("bash -c 'cd pkg && python3 train.py'", "spmd", "train"),
+        ("bash -c 'echo begin && python3 -m pkg.train'", "jax", "train"),
+        ("train-pkg --lr 1", "jax", "train-pkg"),
+        ("./simulate --steps 3", "spmd", "simulate"),
+    ],
+)
+def test_the_framework_and_the_name_follow_from_a_command(tmp_path, monkeypatch, command, framework, name):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/train.py").write_text("import jax")
+    entry_point = tmp_path / "train-pkg"
+    entry_point.write_text("#!/usr/bin/python3\nfrom pkg.train import main\nmain()\n")
+    entry_point.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    words = shlex.split(command)
+    job, _ = make_job(read_command(words, tmp_path))
+    assert (job["spec"]["framework"], job["metadata"]["name"]) == (framework, name)
+    assert job["spec"]["command"] == words
 
 
 def notebook(folder: Path, *cells: str) -> Any:

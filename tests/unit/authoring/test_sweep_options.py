@@ -133,11 +133,35 @@ def test_a_job_without_parameters_is_no_sweep(job):
     assert "describe the sweep of its job with --param and --metric" in done.stderr
 
 
-def test_a_sweep_of_a_program_needs_its_manifest_first():
-    done = run("sweep", "train.py", "--param", "lr=0.1,0.2")
+def test_a_script_is_swept_without_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    words = (
+        "-n",
+        "2",
+        "--param",
+        "lr=1,2",
+        "--trials",
+        "2",
+        "--workdir",
+        str(tmp_path),
+        "--dry-run",
+        "--",
+        "--epochs",
+        "3",
+    )
+    done = run("sweep", "train.py", *words)
+    assert done.exit_code == 0, done.stderr
+    spec = yaml.safe_load(done.stdout)["spec"]
+    job = spec["template"]["spec"]
+    assert (job["framework"], job["command"], job["args"]) == ("pytorch", ["torchrun", "train.py"], ["--epochs", "3"])
+    assert job["roles"] == {"worker": {"replicas": 2}}
+    assert list(spec["parameters"]) == ["lr"]
+
+
+def test_arguments_are_for_a_script(job: str) -> None:
+    done = run("sweep", job, "--param", "lr=1", "--", "--epochs", "3")
     assert done.exit_code == 2
-    cure = "write its manifest with allranks init train.py, and sweep that"
-    assert done.stderr == f"error: train.py: is a program, and a sweep needs a manifest: {cure}\n"
+    assert done.stderr == "error: --: is for a script: change a manifest with --set\n"
 
 
 def test_options_of_a_sweep_do_not_change_a_manifest_of_one(file):

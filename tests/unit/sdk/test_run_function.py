@@ -103,10 +103,8 @@ def test_restarts_are_suggested_in_the_words_of_python(capsys):
     assert "not restarted: no rank has reported a step (restarts=3 restarts it)" in capsys.readouterr().out
 
 
-def test_a_script_without_a_framework_is_refused_with_the_parameter_of_python():
-    Path("plain.py").write_text("print(1)\n")
-    with pytest.raises(allranks.InvalidManifest, match=r"specify framework='pytorch' \| 'tensorflow'"):
-        allranks.run("plain.py", ranks=-1)
+def test_a_function_without_an_import_of_a_framework_runs():
+    assert allranks.run(lambda value: 2 * value, 21, ranks=-2, logs=False) == 42
 
 
 def test_a_run_directory_that_cannot_be_written_is_refused(monkeypatch):
@@ -189,11 +187,6 @@ REFUSED = [
     ({"ranks": -1, "image": "x", "pool": "y"}, ValueError, "image=, pool=: only for a cluster, and ranks=-1 runs on"),
     ({"ranks": 2, "run_dir": "x"}, ValueError, "run_dir= is a directory of this machine"),
     ({"ranks": -1, "framework": "keras"}, ValueError, "framework='keras': must be one of pytorch, "),
-    (
-        {"ranks": -1, "framework": None},
-        allranks.InvalidManifest,
-        "scaled: imports none of .*specify framework='pytorch'",
-    ),
     ({"ranks": -1, "framework": "pytorch"}, allranks.RankFailed, "No module named"),
     ({"ranks": -1, "name": "Bad Name"}, allranks.InvalidManifest, "metadata.name: "),
     ({"ranks": -1, "env": {"TF_CONFIG": "{}"}}, allranks.InvalidManifest, "TF_CONFIG"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from allranks.authoring.script_job import is_script
+from allranks.authoring.script_job import Program, is_script
 from allranks.cli.completers import complete_files
 from allranks.cli.live.session import NOT_STARTED, WORDS, Session, exit_on_ctrl_c
 from allranks.cli.options import (
@@ -40,6 +40,8 @@ EXAMPLES = """\b
 Examples:
   allranks run train.py --replicas 2 -- --lr 0.1
   allranks run train.py -n 2 -e OMP_NUM_THREADS=4 --save job.yaml
+  allranks run -n 2 -m package.train -- --lr 0.1
+  allranks run -n 2 -- torchrun -m package.train --lr 0.1
   allranks run examples/penguins-pytorch.yaml
   allranks run job.yaml --restarts 3
   allranks run train.py -n 2 --code .
@@ -79,22 +81,25 @@ _SIMILAR = 0.75
     epilog=EXAMPLES,
     options_metavar="[OPTIONS]",
 )
-@click.argument("files", nargs=-1, metavar="FILE... [-- ARGUMENTS]", shell_complete=complete_files)
+@click.argument("files", nargs=-1, metavar="[FILE...] [-- ARGUMENTS]", shell_complete=complete_files)
 @filename_option
+@click.option("-m", "--module", metavar="MODULE", help="The program is a Python module, such as package.train.")
 @set_option
 @code_option
-@click.option("-n", "--replicas", type=Count(min=1), metavar="N", help="Ranks of a script. [default: 1]")
-@click.option("--gpus", type=Count(min=0), metavar="N", help="GPUs of each rank of a script. [default: 0]")
+@click.option(
+    "-n", "--replicas", type=Count(min=1), metavar="N", help="Ranks of a program without a manifest. [default: 1]"
+)
+@click.option("--gpus", type=Count(min=0), metavar="N", help="GPUs of each rank of such a program. [default: 0]")
 @click.option(
     "--framework",
     type=click.Choice(list(FRAMEWORKS)),
-    help="Framework of a script. [default: by the packages that it imports]",
+    help="Framework of such a program. [default: by the packages that it imports]",
 )
 @click.option(
     "--save",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Also write the manifest of a script to FILE, which must not exist.",
+    help="Also write the manifest of such a program to FILE, which must not exist.",
 )
 @click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable of every rank. Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the pods as YAML without starting them.")
@@ -136,6 +141,7 @@ def run(
     ctx: click.Context,
     files: tuple[str, ...],
     filenames: tuple[str, ...],
+    module: str | None,
     sets: tuple[str, ...],
     code: Path | None,
     replicas: int | None,
@@ -160,22 +166,22 @@ def run(
 
     FILE is a manifest, a Python script or a notebook (SCRIPT.py, NOTEBOOK.ipynb, which need no manifest), or - for
     standard input. ARGUMENTS after -- are appended to the arguments of the program; for a notebook they are its
-    parameters.
+    parameters. Without FILE, -m MODULE runs a module, and the words after -- are a command that each rank runs.
 
     Each pod runs as a process tree with the environment, arguments and volumes that it has on a cluster. The output of
     all ranks is printed with the rank in front, and stored in the run directory. No process outlives this command:
     Ctrl-C sends SIGTERM to the ranks and waits for the grace period, a second Ctrl-C kills them immediately. Ranks that
     store checkpoints on request are asked for one before SIGTERM.
     """
-    from allranks.authoring.script_job import load_script
+    from allranks.authoring.script_job import load_program
     from allranks.errors import AllranksError, InvalidOption
     from allranks.local import LocalRun, Options, run_directories
 
-    files = (*files, *filenames)
-    script = _only_script(files)
-    if not script and (option := _first_set(replicas=replicas, gpus=gpus, framework=framework, save=save)):
+    files, words = (*files, *filenames), ctx.meta[PROGRAM_ARGUMENTS]
+    program = _program(files, module, words)
+    if not program and (option := _first_set(replicas=replicas, gpus=gpus, framework=framework, save=save)):
         raise click.UsageError(
-            f"--{option} describes the job of a script or a notebook; change a manifest with --set, for example "
+            f"--{option} describes the job of a program without a manifest; change a manifest with --set, for example "
             "--set roles.worker.replicas=2."
         )
     exit_on_ctrl_c()
@@ -187,11 +193,11 @@ def run(
     ctx.call_on_close(lambda: run_directories.remove_empty(reserved))  # of runs that did not start
     try:
         mapped = mapped_volumes(volumes)
-        additions = ctx.meta[PROGRAM_ARGUMENTS], _pairs(env)
-        if script:
+        additions = words, _pairs(env)
+        if program:
             try:
-                loaded, texts = load_script(
-                    script,
+                loaded, texts = load_program(
+                    program,
                     sets,
                     arguments=additions[0],
                     env=additions[1],
@@ -273,11 +279,22 @@ def _only_sweep(loaded: Loaded, dry_run: bool) -> LoadedSweep:
     return loaded.sweeps[0]
 
 
-def _only_script(files: Sequence[str]) -> str | None:
-    """Return the script, or None if all files are manifests. Raise UsageError without files, and for further files
-    beside a script."""
-    if not files:
-        raise click.UsageError("no manifest given: specify a FILE, or - for standard input.")
+def _program(files: Sequence[str], module: str | None, words: Sequence[str]) -> Program | None:
+    """Return the program that has no manifest, or None if all files are manifests. Raise UsageError for anything else.
+
+    Without files, `words`, which follow --, are a command."""
+    if module and files:
+        raise click.UsageError(f"-m {module} is the program: leave out {files[0]}, or put it after -- as an argument.")
+    if module:
+        return Program(module=module)
+    if not files and not words:
+        raise click.UsageError("no program given: specify a FILE, - for standard input, -m MODULE, or -- COMMAND.")
+    script = _only_script(files)
+    return Program(script) if script or not files else None
+
+
+def _only_script(files: Sequence[str]) -> str:
+    """Return the script; empty if all files are manifests. Raise UsageError for further files beside a script."""
     scripts = [file for file in files if is_script(file)]
     if scripts and len(files) > 1:
         script, words = scripts[0], [file for file in files if file != scripts[0]]
@@ -289,7 +306,7 @@ def _only_script(files: Sequence[str]) -> str | None:
             f"{script}: a script runs alone; put arguments of the program after --, for example "
             f"allranks run {script} -- {example}"
         )
-    return scripts[0] if scripts else None
+    return scripts[0] if scripts else ""
 
 
 _LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "accelerate", "mpirun")

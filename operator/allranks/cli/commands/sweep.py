@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli.commands.run import PROGRAM_ARGUMENTS, WithProgramArguments
 from allranks.cli.completers import complete_files
 from allranks.cli.options import (
     BAD_MANIFEST,
@@ -16,6 +17,7 @@ from allranks.cli.options import (
     grace_period_option,
     mapped_volumes,
     print_error,
+    print_problem,
     set_option,
     volume_option,
     workdir_option,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   allranks sweep examples/penguins-sweep.yaml
+  allranks sweep train.py -n 2 --param lr=log:1e-4..1e-1 --metric loss --trials 20 -- --epochs 3
   allranks sweep job.yaml --param lr=log:1e-4..1e-1 --param batch=32,64 --metric loss --goal min --trials 20
   allranks sweep job.yaml --param lr=0.1,0.01 --metric accuracy --goal max --algorithm grid > best.yaml
   allranks sweep job.yaml --param lr=log:1e-4..1e-1 --metric loss --trials 20 --parallel 4 --stop asha
@@ -38,8 +41,9 @@ Exit status:
 """
 
 
-@click.command(epilog=EXAMPLES)
-@click.argument("file", shell_complete=complete_files)
+@click.command(cls=WithProgramArguments, epilog=EXAMPLES)
+@click.argument("file", metavar="FILE [-- ARGUMENTS]", shell_complete=complete_files)
+@click.option("-n", "--replicas", type=Count(min=1), metavar="N", help="Ranks of each trial of a script. [default: 1]")
 @click.option(
     "--param",
     "params",
@@ -91,10 +95,14 @@ Exit status:
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the sweep with its status at the end.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 @click.option("--no-color", "--no-colour", is_flag=True, help="Do not use colours.")
-def sweep(file: str, dry_run: bool, sets: tuple[str, ...], code: Path | None, **options: Any) -> None:
+@click.pass_context
+def sweep(
+    ctx: click.Context, /, file: str, dry_run: bool, sets: tuple[str, ...], code: Path | None, **options: Any
+) -> None:
     """Search for the best parameters of a job on this machine.
 
-    FILE is a manifest of a TrainingSweep, or of a job with the options that describe the sweep. Each trial is a job
+    FILE is a manifest of a TrainingSweep; or, with the options that describe the sweep, a manifest of a job or a Python
+    script, whose arguments follow --. Each trial is a job
     with other values of the parameters: $(NAME) in its command, args and env is replaced by the value, which is also in
     the variable ALLRANKS_PARAM_NAME. A parameter that the job does not name is added to args as --NAME=VALUE.
 
@@ -105,7 +113,7 @@ def sweep(file: str, dry_run: bool, sets: tuple[str, ...], code: Path | None, **
     from allranks.errors import AllranksError
 
     try:
-        loaded, document = _load(file, sets, code, options)
+        loaded, document = _load(file, sets, code, options | {"arguments": ctx.meta[PROGRAM_ARGUMENTS]})
         if dry_run:
             click.echo(dump([document]), nl=False)
             return
@@ -136,15 +144,22 @@ def _load(file: str, sets: tuple[str, ...], code: Path | None, options: dict[str
     """Return the loaded sweep and its document. Raise AllranksError."""
     from allranks.authoring import manifest_files
     from allranks.authoring.manifests import load, load_documents
-    from allranks.authoring.script_job import is_script
+    from allranks.authoring.script_job import is_script, make_job, read_script
     from allranks.authoring.sweep_manifests import is_job
     from allranks.errors import InvalidManifest
 
     if is_script(file):
-        cure = f"write its manifest with allranks init {file}, and sweep that"
-        raise InvalidManifest([(file, f"is a program, and a sweep needs a manifest: {cure}")])
-    content = manifest_files.read(file)
-    documents = content if isinstance(content, list) else []
+        script = read_script(file, code or options["workdir"])
+        document, notes = make_job(script, replicas=options["replicas"] or 1, arguments=options["arguments"])
+        for note in notes:
+            print_problem("note", note)
+        documents: list[Any] = [document]
+    else:
+        if options["replicas"] or options["arguments"]:
+            option = "--replicas" if options["replicas"] else "--"
+            raise InvalidManifest([(option, "is for a script: change a manifest with --set")])
+        content = manifest_files.read(file)
+        documents = content if isinstance(content, list) else []
     jobs = [document for document in documents if is_job(document)]
     if jobs and not any(isinstance(item, dict) and item.get("kind") == "TrainingSweep" for item in documents):
         loaded = load_documents([(file, _sweep_of_job(file, jobs, options))], sets, code=code, local=True)
