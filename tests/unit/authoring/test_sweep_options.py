@@ -153,7 +153,11 @@ def test_a_script_is_swept_without_a_manifest(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     spec = yaml.safe_load(done.stdout)["spec"]
     job = spec["template"]["spec"]
-    assert (job["framework"], job["command"], job["args"]) == ("pytorch", ["torchrun", "train.py"], ["--epochs", "3"])
+    assert (job["framework"], job["command"], job["args"]) == (
+        "pytorch",
+        ["torchrun", "train.py"],
+        ["--epochs", "3", "--lr=$(lr)"],
+    )
     assert job["roles"] == {"worker": {"replicas": 2}}
     assert list(spec["parameters"]) == ["lr"]
 
