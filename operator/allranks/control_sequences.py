@@ -35,6 +35,16 @@ def last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
+_UP = re.compile(rb"\x1b\[(\d{0,3})A")
+PARTIAL = re.compile(rb"\x1b(?:\[\d{0,3})?$")
+"""A sequence that the next output may complete to one that moves the cursor up."""
+
+
+def moved_up(output: bytes) -> int:
+    """Return by how many lines output moves the cursor up, as it does to redraw a progress bar below others."""
+    return sum(int(number or 1) for number in _UP.findall(output))
+
+
 def clean(line: bytes, colour: bool) -> str:
     """Return a line that is safe to print: without control sequences, except colours if `colour` is set."""
     text = line.decode("utf-8", errors="replace")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
+from allranks.control_sequences import moved_up
 from allranks.text import size
 
 LONGEST_LINE = 16 * 1024
@@ -15,25 +17,52 @@ _TIME = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]{8,24}(?:Z|[+-]\d\d:\d\d) ")
 _NOTE = re.compile(r" … \([^()]{1,20} left out\)$")
 
 
+BAR_SECONDS = 10.0
+"""Interval between states of progress bars that are drawn below each other."""
+
+
 class Splitter:
-    """Splits chunks into lines without their newlines. It keeps at most `longest` bytes of an unfinished line."""
+    """Splits chunks into lines without their newlines. It keeps at most `longest` bytes of an unfinished line.
+
+    Of lines that move the cursor up, as nested progress bars do, it passes on the last one, or one in BAR_SECONDS.
+    """
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._longest = longest
         self._unfinished = b""
         self._dropped = 0
+        self._bar: bytes | None = None
+        self._bar_at = 0.0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         *lines, unfinished = chunk.split(b"\n")
         for line in lines:
+            up = (b"\x1b[" in line and moved_up(line)) or moved_up(self._unfinished)
             whole = not self._unfinished and not self._dropped and len(line) <= self._longest and b"\r" not in line
-            yield line if whole else self._finish(line)
+            text = line if whole else self._finish(line)
+            if up and not self._is_due():
+                self._bar = text
+                continue
+            if self._bar is not None and not up:
+                yield self._bar
+            self._bar = None
+            yield text
         self._keep(unfinished)
 
     def end(self) -> Iterator[bytes]:
         """Yield the last line, if it has no newline."""
+        if self._bar is not None:
+            yield self._bar
+            self._bar = None
         if self._unfinished or self._dropped:
             yield self._finish(b"")
+
+    def _is_due(self) -> bool:
+        """Return whether a state of the bars has been kept back for BAR_SECONDS."""
+        now = time.monotonic()
+        if self._bar is None:
+            self._bar_at = now
+        return now - self._bar_at >= BAR_SECONDS
 
     def _finish(self, tail: bytes) -> bytes:
         self._keep(tail)

@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 
+from allranks.kube import bounded_lines
 from allranks.kube.bounded_lines import LONGEST_LINE, MOST_KEPT, LastLines, Splitter, joined
 from allranks.kube.pod_logs import parse_line
 from allranks.local import stored_logs
@@ -130,6 +131,17 @@ def test_a_progress_bar_that_redraws_one_line_for_ever_shows_its_last_state():
         assert list(splitter.feed(b"\rstep %d" % step)) == []
     [line] = splitter.end()
     assert shown(line) == "step 99999"
+
+
+def test_of_progress_bars_below_each_other_the_last_state_passes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(bounded_lines.time, "monotonic", lambda: now[0])
+    splitter = Splitter()
+    assert list(splitter.feed(b"begin\n\reval 1\x1b[A\n\reval 2\x1b[A\n")) == [b"begin"]
+    now[0] = 10.0
+    assert [shown(line) for line in splitter.feed(b"\reval 3\x1b[A\n\reval 4\x1b[A\n")] == ["eval 3"]
+    assert [shown(line) for line in splitter.feed(b"\r \x1b[A\repoch 1\ndone\n")] == ["epoch 1", "done"]
+    assert [shown(line) for line in (*splitter.feed(b"\reval 9\x1b[A\n"), *splitter.end())] == ["eval 9"]
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])

@@ -17,6 +17,13 @@ from support.builders import table
     ("Windows line ends, also split between pieces", [b"a\r\nb\r", b"\n"], [b"a", b"b"]),
     ("the last state of a progress bar", [b"\r10%", b"\r20%", b"\r100%\n"], [b"100%"]),
     ("the last state of a bar that returns after drawing", [b"10%\r", b"20%\r", b"100%\r\n"], [b"100%"]),
+    (
+        "bars below each other are one",
+        [b"\repoch 0\n", b"\reval 1\x1b[A\n\reval 2\x1b[A\n\reval 3\x1b", b"[A\n\r      \x1b[A\repoch 1\n", b"\n"],
+        [b"epoch 0", b"epoch 1"],
+    ),
+    ("three bars", [b"\n\n\rc 1\x1b[A\x1b[A\n\rb 1\x1b[A\ra 1\n\n\rc 2\x1b[2A", b"\n\n\n"], [b"", b"", b"c 2\x1b[2A"]),
+    ("output below bars", [b"\ra 1\n\rb 1\x1b[A\ra 2\ndone\n"], [b"a 1", b"a 2", b"done"]),
     ("a progress bar in one piece", [b"\r1%\r2%\r3%\nnext\n"], [b"3%", b"next"]),
 )
 def test_output_is_split_into_lines(case: tuple[list[bytes], list[bytes]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from allranks.control_sequences import last_state
+from allranks.control_sequences import PARTIAL, last_state, moved_up
 from allranks.core.facts.model import Pod
 from allranks.core.facts.naming import TRAINER, replica_key
 from allranks.frameworks.hints import LogReader
@@ -60,13 +60,21 @@ class Splitter:
     redrawn: bool = False
     """Whether the pending line is a progress bar, which redraws itself after \\r."""
     _cut: int = 0
+    _up: int = 0
+    """Lines by which the cursor is above the last one, because a bar below others was redrawn."""
+    _below: bool = False
+    """Whether the cursor is at the beginning of a line below the pending one."""
+    _partial: bytes = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that end in `data`. Empty data ends the last line."""
         if not data:
+            self.pending, self._partial = self.pending + self._partial, b""
             lines = [self._whole(self.pending)] if self.pending else []
             self._keep(b"")
             return lines
+        if b"\x1b" in data or self._partial or self._up or self._below:
+            return self._with_bars(self._partial + data)
         first, *others = data.split(b"\n")
         self._extend(first)
         if not others:
@@ -74,6 +82,26 @@ class Splitter:
         lines = [self._whole(self.pending), *(shown(line) for line in others[:-1])]
         self._keep(b"")
         self._extend(others[-1])
+        return lines
+
+    def _with_bars(self, data: bytes) -> list[bytes]:
+        """Return the lines that end. Bars below each other, such as those of tqdm, are one line that is redrawn."""
+        lines: list[bytes] = []
+        partial = PARTIAL.search(data)
+        data, self._partial = (data[: partial.start()], partial[0]) if partial else (data, b"")
+        for number, part in enumerate(data.split(b"\n")):
+            if number and self._up:
+                self._up, self._below, self.redrawn = self._up - 1, True, True
+                self.pending = self.pending.rstrip(b"\r") + b"\r"
+            elif number:
+                lines.append(self._whole(self.pending))
+                self._keep(b"")
+            if part and self._below and part[:1] != b"\r":  # the program goes on below its bars
+                lines.append(self._whole(self.pending))
+                self._keep(b"")
+            self._below = self._below and not part
+            self._up += moved_up(part)
+            self._extend(part)
         return lines
 
     def _extend(self, data: bytes) -> None:
@@ -94,7 +122,7 @@ class Splitter:
         return shown(line, self._cut)
 
     def _keep(self, pending: bytes) -> None:
-        self.pending, self.redrawn, self._cut = pending, False, 0
+        self.pending, self.redrawn, self._cut, self._up, self._below = pending, False, 0, 0, False
 
 
 def shown(line: bytes, cut: int = 0) -> bytes:
