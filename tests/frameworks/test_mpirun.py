@@ -71,7 +71,7 @@ def launch(request, tmp_path):
             (tmp_path / name).write_text(content)
         (tmp_path / "remote").chmod(0o755)
         [trainer] = [pod["spec"]["containers"][0] for pod in made.pods if "launcher" in pod["metadata"]["name"]]
-        env = {variable["name"]: variable["value"] for variable in trainer["env"]}
+        env = {"PYTHONHASHSEED": "1"} | {variable["name"]: variable["value"] for variable in trainer["env"]}
         if request.param == "through daemons":
             env |= {"OMPI_MCA_plm_rsh_agent": str(tmp_path / "remote")}
             env |= {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile")}
@@ -122,6 +122,18 @@ def test_on_success_the_log_is_only_that_of_the_program(launch):
     # Open MPI and the daemon that it starts both call setpgid. It warns if the daemon was first, which does no harm.
     lines = [line for line in log.splitlines() if "plm:rsh: Warning: setpgid" not in line]
     assert (status, sorted(lines)) == (0, ["epoch 3", "rank 0 begins", "rank 1 begins"])
+
+
+def test_lines_of_several_ranks_are_whole(launch):
+    """Open MPI reads up to 4 KiB at once, so it can still divide a line of a program that prints more than that."""
+    text = (
+        "import os, time\nfor number in range(500):\n  print('rank', os.environ['OMPI_COMM_WORLD_RANK'], 'at', number)"
+    )
+    status, log = launch(sys.executable, "-c", f"{text}\n  time.sleep(0.001)")
+    assert (status, sorted(log.splitlines())) == (
+        0,
+        sorted(f"rank {rank} at {n}" for rank in (0, 1) for n in range(500)),
+    )
 
 
 def as_kubelet(text: str) -> str:

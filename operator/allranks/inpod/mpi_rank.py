@@ -176,7 +176,7 @@ def rank(where: str, program: list[str]) -> int:
     ours, theirs = os.pipe()
     wakeup = wake_on(signal.SIGCHLD, signal.SIGTERM, *FORWARDED)
     try:
-        process = subprocess.Popen(program, stderr=theirs, close_fds=False)
+        process = subprocess.Popen(program, stderr=theirs, close_fds=False, env=with_whole_lines())
     except OSError as error:
         return cannot_start(program, error)
     os.close(theirs)
@@ -199,6 +199,15 @@ def rank(where: str, program: list[str]) -> int:
     if process.returncode < 0:
         end_by_signal(-process.returncode)
     return process.returncode
+
+
+def with_whole_lines() -> dict[str, str]:
+    """Returns the environment of the program. Without a buffer, `print` writes a line in parts, and mpirun mixes the
+    parts of several ranks. On the terminal that Open MPI gives to each rank, Python writes whole lines at once."""
+    env = dict(os.environ)
+    if os.isatty(1):
+        env.pop("PYTHONUNBUFFERED", None)
+    return env
 
 
 def follow(process: subprocess.Popen[bytes], stderr: Stderr, wakeup: int) -> bool:

@@ -96,7 +96,7 @@ class Splitter:
             elif number:
                 lines.append(self._whole(self.pending))
                 self._keep(b"")
-            if part and self._below and part[:1] != b"\r":  # the program goes on below its bars
+            if part and self._below and part[:1] != b"\r":  # the program continues below its bars
                 lines.append(self._whole(self.pending))
                 self._keep(b"")
             self._below = self._below and not part
