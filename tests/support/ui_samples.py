@@ -57,6 +57,34 @@ def a_job(name: str, phase: str, workers: int = 3, namespace: str = "team", **st
     return made
 
 
+def done(name: str, namespace: str = "team", when: str = "2026-03-04T10:00:00Z", **status: object) -> Manifest:
+    """A job with GPUs that has finished."""
+    return a_job(
+        name, "Succeeded", namespace=namespace, completionTime=when, times=_finished_times(), cost=_cost(), **status
+    )
+
+
+def _cost(productive: float = 7200.0, lost: float = 1800.0, currency: str = "EUR") -> Manifest:
+    return {
+        "gpus": 8,
+        "price": "2",
+        "currency": currency,
+        "gpuSeconds": {"waiting": 3600.0, "starting": 0.0, "productive": productive, "lost": lost},
+        "spent": {"waiting": 2.0, "starting": 0.0, "productive": 4.0, "lost": 1.0},
+    }
+
+
+def _finished_times(productive: float = 80.0, lost: float = 20.0) -> Manifest:
+    return times() | {
+        "queued": 900.0,
+        "starting": 0.0,
+        "productive": productive,
+        "lost": lost,
+        "byReason": {"OOMKilled": 15.0, "NodeLost": 5.0},
+        "category": "Finished",
+    }
+
+
 def with_checkpoints(job: Manifest) -> Manifest:
     """The job after an attempt that could not read its newest checkpoint."""
     paths = ((800, True, 1800), (1000, True, 700), (1200, None, 20))

@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from typing import Any
 
 from allranks.archive.layout import EVENTS_FILE, JOB_FILE, SWEEP_FILE, Entry, LogName, log_name
@@ -22,6 +23,9 @@ MOST_LOG_BYTES = 256 << 20
 """Size of an unpacked log; longer logs are cut."""
 _CHUNK = 1 << 16
 _THREADS = 16
+_BATCH = 4 * _THREADS
+_CLOCKS = timedelta(hours=1)
+"""Difference of the clocks of the store and of the cluster."""
 _NAMES = ("name", "namespace", "uid")
 _PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]|\.(?!\.))*")
 
@@ -65,6 +69,20 @@ class Reader:
     def sweep_list(self, namespace: str | None = None, most: int | None = None) -> list[ObjectText]:
         """Return the sweeps, as `job_list` does."""
         return self._listed(SWEEP_FILE, namespace, (), most)
+
+    def each_job(self, namespace: str | None = None, since: datetime | None = None) -> Iterator[Manifest]:
+        """Yield the jobs that were written since then, and keep none in memory. A job is written when it ends."""
+        first = (since - _CLOCKS).timestamp() if since else 0.0
+        paths = [
+            entry.name for entry in self._files(JOB_FILE, namespace, set(), None) if not 0 < entry.modified < first
+        ]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for start in range(0, len(paths), _BATCH):
+                objects = threads.map(self._job, paths[start : start + _BATCH])
+                yield from (manifest for manifest in objects if manifest)
+
+    def _job(self, path: str) -> Manifest | None:
+        return _object(self._store.get(path), path, JOB_FILE)
 
     def _manifests(self, file: str, namespace: str | None, names: Iterable[str], most: int | None) -> list[Manifest]:
         selected = set(names)

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("allranks.cli.commands.top:top", "Show live progress, rates, ranks and goodput of jobs."),
     "ui": ("allranks.cli.commands.ui:ui", "Show jobs and runs in the browser."),
     "report": ("allranks.cli.commands.report:report", "Print a one-page report on a job, as text, HTML or JSON."),
+    "usage": ("allranks.cli.commands.usage:usage", "Sum up GPU-hours, cost, goodput and queue time of jobs."),
     "logs": ("allranks.cli.commands.logs:logs", "Print the merged logs of all ranks."),
     "checkpoints": ("allranks.cli.commands.checkpoints:checkpoints", "Print the newest checkpoints of a job."),
     "stacks": ("allranks.cli.commands.stacks:stacks", "Print what the threads of each rank do at the moment."),
@@ -70,8 +71,8 @@ IN_PODS = ("operator", "operator-frontend", "archiver", "inject", "ui-server")
 SECTIONS = {
     "On this machine": ("run", "sweep", "verify", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "describe", "queue", "nodes", "top", "ui", "report", "logs", "stacks", "checkpoints"),
-        *("debug", "wait", "exec", "attach", "port-forward", "cp"),
+        *("submit", "get", "describe", "queue", "nodes", "top", "ui", "report", "usage", "logs", "stacks"),
+        *("checkpoints", "debug", "wait", "exec", "attach", "port-forward", "cp"),
         *("suspend", "resume", "restart", "promote", "scale", "delete"),
     ),
     "About allranks": ("doctor", "completion", "version"),
@@ -82,6 +83,7 @@ SYNONYMS = {
     **dict.fromkeys(("ls", "ps", "jobs"), "get"),
     **dict.fromkeys(("queues", "squeue", "quota"), "queue"),
     **dict.fromkeys(("apply", "create", "sbatch"), "submit"),
+    **dict.fromkeys(("sacct", "sreport", "history", "cost", "accounting"), "usage"),
     **dict.fromkeys(("start", "train", "launch"), "run"),
     **dict.fromkeys(("rm", "remove", "cancel", "kill", "scancel"), "delete"),
     **dict.fromkeys(("stop", "pause"), "suspend"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,22 @@ def test_a_list_holds_no_large_part_of_a_job_and_the_job_itself_is_read_whole(tm
 def test_an_archive_that_does_not_exist_is_an_error(tmp_path: Path):
     with pytest.raises(ArchiveError, match="there is no such directory"):
         Reader.open(str(tmp_path / "missing")).jobs()
+
+
+def test_jobs_are_read_one_after_another_and_those_that_ended_earlier_are_not_read(tmp_path: Path, monkeypatch):
+    archive = WrittenArchive(tmp_path)
+    for number in range(300):
+        archive.job(created(f"job-{number}", f"u{number}", "2026-03-01T00:00:00Z"))
+    os.utime(tmp_path / "team/job-7-u7/job.json", (1e9, 1e9))
+    (tmp_path / "team/job-8-u8/job.json").write_text("{")
+    read: list[str] = []
+    get = DirectoryStore.get
+    monkeypatch.setattr(DirectoryStore, "get", lambda store, name: read.append(name) or get(store, name))
+    reader = Reader.open(str(tmp_path))
+    jobs = reader.each_job("team", since=datetime(2026, 3, 1, tzinfo=UTC))
+    next(jobs)
+    assert len(read) < 100
+    assert set(uids(jobs)) >= {"u299", "u9"}
+    assert len(read) == 299
+    assert len(list(reader.each_job())) == 299
+    assert list(reader.each_job("other")) == []

@@ -17,10 +17,10 @@ from allranks.ui.app import application
 from allranks.ui.openapi import DistributedTraining, ObjectList, TrainingSweep
 from allranks.ui.routes.capacity import Node
 from allranks.ui.routes.compare import Comparison
-from allranks.ui.routes.history import HistoryGroup
 from allranks.views.format.cost import Cost
 from allranks.views.report.model import Report
 from allranks.views.report.timeline import Attempt
+from allranks.views.usage import UsageGroup
 from support.job_api import JobApi
 from support.sweep_samples import with_gpu_time
 from support.ui_samples import (
@@ -186,7 +186,7 @@ def test_answers_on_many_jobs_have_exactly_the_fields_of_their_types(server: UiS
     assert_has_type(nodes, list[Node])
     history = server.get("/api/v1/history?by=team").json
     assert history[0]["spent"]["EUR"] > 3
-    assert_has_type(history, list[HistoryGroup])
+    assert_has_type(history, list[UsageGroup])
     compared = server.get("/api/v1/compare?job=jobs/team/penguins&job=jobs/team/broken").json
     assert compared["differences"][0] == {"field": "spec.inputs[birds].name", "values": ["birds", ""]}
     assert_has_type(compared, Comparison)

@@ -15,60 +15,14 @@ from allranks.ui.placed_pods import allocatable, placed_pod
 from allranks.ui.routes import compare, history
 from allranks.ui.routes.capacity import nodes
 from support.job_api import JobApi
-from support.ui_samples import HOSTILE, a_job, a_run, failure, pods_of, progress, times, with_checkpoints
+from support.ui_samples import HOSTILE, a_job, a_run, done, failure, pods_of, progress, times, with_checkpoints
 from support.ui_server import UiServer
 
 NOW = datetime.now(UTC)
 
 
-def cost(productive: float = 7200.0, lost: float = 1800.0, currency: str = "EUR") -> dict:
-    return {
-        "gpus": 8,
-        "price": "2",
-        "currency": currency,
-        "gpuSeconds": {"waiting": 3600.0, "starting": 0.0, "productive": productive, "lost": lost},
-        "spent": {"waiting": 2.0, "starting": 0.0, "productive": 4.0, "lost": 1.0},
-    }
-
-
-def finished_times(productive: float = 80.0, lost: float = 20.0) -> dict:
-    return times() | {
-        "queued": 900.0,
-        "starting": 0.0,
-        "productive": productive,
-        "lost": lost,
-        "byReason": {"OOMKilled": 15.0, "NodeLost": 5.0},
-        "category": "Finished",
-    }
-
-
-def done(name: str, namespace: str = "team", when: str = "2026-03-04T10:00:00Z", **status: object) -> dict:
-    return a_job(
-        name, "Succeeded", namespace=namespace, completionTime=when, times=finished_times(), cost=cost(), **status
-    )
-
-
 def entry(job: dict) -> Entry:
     return Entry("jobs", job["metadata"]["namespace"], job["metadata"]["name"], job)
-
-
-def test_groups_sum_gpu_hours_money_and_goodput() -> None:
-    jobs = map(entry, [done("a"), done("b"), done("c", "vision")])
-    first, second = history.groups(jobs, "namespace", NOW)
-    assert (first.name, first.jobs, first.succeeded, second.name) == ("team", 2, 2, "vision")
-    assert first.goodput == 0.8
-    assert first.gpu_hours == {"productive": 4, "starting": 0, "waiting": 2, "lost": 1}
-    assert first.lost_gpu_hours_by_reason == {"OOMKilled": 0.75, "NodeLost": 0.25}
-    assert (first.spent, first.spent_lost) == ({"EUR": 14}, {"EUR": 2})
-    assert history.total([first, second]).spent == {"EUR": 21}
-
-
-def test_weeks_are_those_in_which_jobs_ended_and_currencies_are_not_added() -> None:
-    later = done("b", when="2026-03-11T10:00:00Z")
-    later["status"]["cost"]["currency"] = "USD"
-    weeks = history.groups([entry(done("a")), entry(later)], "week", NOW)
-    assert [week.name for week in weeks] == ["2026-W11", "2026-W10"]
-    assert history.total(weeks).spent == {"EUR": 7, "USD": 7}
 
 
 def test_the_times_of_a_run_whose_process_has_ended_count_to_its_last_moment() -> None:
@@ -79,15 +33,6 @@ def test_the_times_of_a_run_whose_process_has_ended_count_to_its_last_moment() -
     assert [week.name for week in weeks] == ["2026-W10"]
     assert by_name[0].productive_seconds == 2900
     assert job_row(runs[0], datetime(2026, 5, 1, tzinfo=UTC)).view.took == "1:00:00"
-
-
-@pytest.mark.parametrize(("by", "name"), [("pool", "h100"), ("team", "nlp")])
-def test_jobs_are_grouped_by_pool_and_by_the_label_team(by: history.By, name: str) -> None:
-    job = done("a")
-    job["spec"]["pool"] = "h100"
-    other = a_job("b", "Pending")
-    other["metadata"]["labels"] = {}
-    assert [group.name for group in history.groups([entry(job), entry(other)], by, NOW)] == [name, "(none)"]
 
 
 def gpu_pods() -> list[dict]:
@@ -160,6 +105,8 @@ def test_the_rest_interface_has_nodes_history_and_comparison(server: UiServer, a
     ("path", "status"),
     [
         ("/api/v1/history?by=moon", 422),
+        ("/api/v1/history?by=label:", 422),
+        ("/api/v1/history?days=0", 422),
         ("/api/v1/compare?job=penguins", 422),
         ("/api/v1/compare?job=jobs/team/none", 404),
         ("/api/v1/compare?" + "&".join(["job=jobs/team/penguins"] * 7), 422),
@@ -181,6 +128,11 @@ def test_the_pages_show_them(server: UiServer, api: JobApi) -> None:
     page = server.get("/history?by=week").text
     assert "7.00 EUR" in page
     assert "OOMKilled" in page
+    page = server.get("/history?by=label:team&days=30").text
+    assert "<option selected>label:team</option>" in page
+    assert "7.00 EUR" not in page  # it ended earlier
+    assert [group["jobs"] for group in server.get("/api/v1/history?days=30").json] == [1]  # penguins runs
+    assert [group["jobs"] for group in server.get("/api/v1/history").json] == [3]
     page = server.get("/compare?job=jobs/team/penguins&job=jobs/team/broken").text
     assert 'class="curve line-0"' in page
     assert "Their specs are the same" in page
@@ -209,7 +161,8 @@ def test_nodes_that_may_not_be_read_are_said_and_the_rest_is_shown(server: UiSer
 def test_hostile_text_stays_text(server: UiServer, api: JobApi) -> None:
     evil = done("evil", progress=progress(10) | {"metrics": {HOSTILE: 1.0}, "curveMetric": HOSTILE})
     evil["spec"] |= {"pool": HOSTILE, "command": [HOSTILE]}
-    evil["metadata"]["labels"] = {"team": HOSTILE}
+    evil["metadata"]["labels"] = {"team": HOSTILE, "project": HOSTILE, HOSTILE: "x"}
+    evil["metadata"]["annotations"] = {"allranks.dev/user": HOSTILE}
     evil["status"]["avoidedNodes"] = [HOSTILE]
     evil["status"]["lastFailure"] = failure() | {"node": HOSTILE, "reason": HOSTILE[:20]}
     api.put(evil)
@@ -217,6 +170,8 @@ def test_hostile_text_stays_text(server: UiServer, api: JobApi) -> None:
         "/nodes",
         "/history?by=pool",
         "/history?by=team",
+        "/history?by=user",
+        "/history?by=label:project",
         "/compare?job=jobs/team/evil&job=jobs/team/penguins",
     ):
         page = server.get(path)
