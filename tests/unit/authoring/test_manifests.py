@@ -168,6 +168,38 @@ def test_a_second_network_that_no_variable_names_is_noted(case):
     assert [line.startswith(f"note: stdin: {path}the annotation k8s") for line in notes] == [True] * bool(path)
 
 
+def scheduled(name: str, **spec: Any) -> dict[str, Any]:
+    """A job whose pods name a scheduler."""
+    return manifest(template={"spec": {"schedulerName": name}}, **spec)
+
+
+ONE_ROLE = {"worker": {"replicas": 2, "template": {"spec": {"schedulerName": "volcano"}}}, "master": {"replicas": 1}}
+OF_ROLE = (
+    "spec.roles.worker.template.spec.schedulerName: the roles have different schedulers (default-scheduler and volcano)"
+)
+
+
+@table(
+    ("unknown", [scheduled("kai-scheduler")], "spec.template.spec.schedulerName: pods of scheduler kai-scheduler are"),
+    ("different ones", [manifest(roles=ONE_ROLE)], OF_ROLE),
+    ("of the pool", [pool(schedulerName="mine"), manifest(pool="rdma")], "spec.pool: pods of scheduler mine are"),
+    ("Volcano's", [scheduled("volcano")], ""),
+    ("of scheduler-plugins", [scheduled("scheduler-plugins-scheduler")], ""),
+    ("the default one", [scheduled("default-scheduler")], ""),
+    ("none named", [manifest()], ""),
+    ("intended", [scheduled("mine", scheduling={"gang": "None"})], ""),
+    ("with a kind of PodGroup", [scheduled("mine", scheduling={"gang": "Coscheduling"})], ""),
+    ("of a single pod", [scheduled("mine", roles={"worker": 1})], ""),
+    ("of a pool that is elsewhere", [scheduled("mine", pool="rdma")], ""),
+)
+def test_a_scheduler_without_gang_scheduling_is_a_warning(case):
+    documents, beginning = case
+    result = allranks("validate", "-", stdin=text(*documents))
+    assert result.exit_code == 0, result.stderr
+    warnings = [line for line in result.stderr.splitlines() if "schedul" in line and line.startswith("warning")]
+    assert [line.startswith(f"warning: stdin: job: {beginning}") for line in warnings] == [True] * bool(beginning)
+
+
 def test_render_prints_warnings_beside_the_objects():
     result = allranks("render", "-", stdin=text(manifest(template=SIDECAR)))
     assert (result.exit_code, result.stderr.startswith("warning: stdin: job: ")) == (0, True)

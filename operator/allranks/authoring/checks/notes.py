@@ -15,7 +15,10 @@ from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import TRAINER
 from allranks.core.objects import commands, preflight
+from allranks.core.objects.gangs import choice, members
+from allranks.core.objects.gangs.backends import DEFAULT_SCHEDULER
 from allranks.frameworks import FRAMEWORKS
+from allranks.text import joined
 
 
 def notes_of(
@@ -31,7 +34,8 @@ def notes_of(
     about_commands = (Problem(*remark) for remark in commands.remarks(job, platform))
     claims = _about_claims(job, claim_templates or {})
     tests, networks = _about_preflight(job, platform), _about_networks(job, platform)
-    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *tests, *networks, *about_commands]
+    schedulers = _about_schedulers(job, platform)
+    return [*_about_log_pattern(job), *_about_sidecars(job), *claims, *tests, *networks, *schedulers, *about_commands]
 
 
 def _about_log_pattern(job: Job) -> Iterator[Problem]:
@@ -136,6 +140,34 @@ def _about_networks(job: Job, platform: Platform) -> Iterator[Problem]:
 def _has_network(template: Mapping[str, Any]) -> bool:
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     return bool(annotations.get(_NETWORKS))
+
+
+def _about_schedulers(job: Job, platform: Platform) -> Iterator[Problem]:
+    """Yield a warning if the names of schedulers leave the pods of a job without gang scheduling."""
+    if job.spec.scheduling.gang not in (None, "Auto") or sum(members.min_by_role(job, Status()).values()) < 2:
+        return
+    if job.spec.pool and platform.pool is None:
+        return  # it may name a scheduler
+    templates = pod_template.role_templates(job, platform)
+    names = choice.scheduler_names(templates.values())
+    if choice.backends_of(names, platform) or any(map(members.own_gang, templates.values())):
+        return
+    parts: list[tuple[str, Any]] = [
+        ("spec", job.spec.template),
+        *((f"spec.roles.{role}", part.template) for role, part in job.spec.roles.items()),
+    ]
+    named = [path for path, template in parts if ((template or {}).get("spec") or {}).get("schedulerName")]
+    path = f"{named[0]}.template.spec.schedulerName" if named else "spec.pool"
+    if len(names) > 1:
+        listed = joined(sorted(name or DEFAULT_SCHEDULER for name in names), "and")
+        problem = f"the roles have different schedulers ({listed}), so no gang scheduler places all pods together"
+        cure = "give all roles the same schedulerName"
+    else:
+        [name] = names
+        setting = "the chart's value gangs.coschedulingScheduler"
+        problem = f"pods of scheduler {name} are placed one by one, unless {setting} names it"
+        cure = "set scheduling.gang to the kind of PodGroup that this scheduler reads"
+    yield Problem(path, f"{problem}: {cure}, or to None if this is intended", "warning")
 
 
 _ROOT = "an image that runs as root does not start"

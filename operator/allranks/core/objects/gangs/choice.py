@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from allranks.api.job import Job
 from allranks.api.scheduling import GangStatus
 from allranks.api.status import FINISHED, Status
 from allranks.core.facts import pod_template
-from allranks.core.facts.model import Plan, Platform
+from allranks.core.facts.model import Manifest, Plan, Platform
 from allranks.core.facts.optional_kinds import OptionalObjects
 from allranks.core.objects.gangs import members
 from allranks.core.objects.gangs.backends import BACKENDS, requested
@@ -27,15 +28,29 @@ def choose(job: Job, status: Status, platform: Platform, optional: OptionalObjec
         return _status(backend, job, status, optional) if optional.api_version(backend.kind) else None
     if not optional.versions or sum(members.min_by_role(job, status).values()) < 2:
         return None
-    templates = pod_template.role_templates(job, platform).values()
+    templates = list(pod_template.role_templates(job, platform).values())
     if any(members.own_gang(template) for template in templates):
         return None  # the author takes care of it
-    names = {template["spec"].get("schedulerName") or "" for template in templates}
-    for candidate in (BACKENDS["Volcano"], BACKENDS["Coscheduling"], BACKENDS["Native"]):
-        suits = {platform.coscheduling_scheduler} if candidate.name == "Coscheduling" else candidate.scheduler_names
-        if names <= set(suits) and optional.api_version(candidate.kind):
-            return _status(candidate, job, status, optional)
-    return None
+    suitable = backends_of(scheduler_names(templates), platform)
+    backend = next((backend for backend in suitable if optional.api_version(backend.kind)), None)
+    return _status(backend, job, status, optional) if backend else None
+
+
+def scheduler_names(templates: Iterable[Manifest]) -> set[str]:
+    """Return the names of the schedulers of pods; empty text for the default one."""
+    return {template["spec"].get("schedulerName") or "" for template in templates}
+
+
+def backends_of(schedulers: set[str], platform: Platform) -> list[Backend]:
+    """Return the backends that `Auto` may select for pods of these schedulers, the first choice first."""
+
+    def suits(backend: Backend) -> bool:
+        names = (platform.coscheduling_scheduler,) if backend.name == "Coscheduling" else backend.scheduler_names
+        return schedulers <= set(names)
+
+    return [
+        backend for backend in (BACKENDS["Volcano"], BACKENDS["Coscheduling"], BACKENDS["Native"]) if suits(backend)
+    ]
 
 
 def _status(backend: Backend, job: Job, status: Status, optional: OptionalObjects) -> GangStatus:
