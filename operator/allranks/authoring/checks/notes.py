@@ -166,7 +166,7 @@ def _about_schedulers(job: Job, platform: Platform) -> Iterator[Problem]:
         [name] = names
         setting = "the chart's value gangs.coschedulingScheduler"
         problem = f"pods of scheduler {name} are placed one by one, unless {setting} names it"
-        cure = "set scheduling.gang to the kind of PodGroup that this scheduler reads"
+        cure = "set scheduling.gang to a kind of PodGroup that this scheduler reads"
     yield Problem(path, f"{problem}: {cure}, or to None if this is intended", "warning")
 
 
