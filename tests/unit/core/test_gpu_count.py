@@ -53,7 +53,12 @@ GPUS: list[tuple[str, Any, int]] = [
         {"claims": [{"name": "a", "request": "x"}, {"name": "a", "request": "y"}]},
         2,
     ),
-    ("claims and extended resources add up", {"limits": {"nvidia.com/gpu": 1}, "claims": [{"name": "a"}]}, 2),
+    (
+        "a claim beside GPUs in the limits, such as the channel of a ComputeDomain, is no GPU",
+        {"limits": {"nvidia.com/gpu": 4}, "claims": [{"name": "compute-domain-channel"}]},
+        4,
+    ),
+    ("a claim beside another device counts", {"limits": {"rdma/hca": 1}, "claims": [{"name": "gpus"}]}, 1),
 ]
 
 
@@ -145,3 +150,23 @@ def test_a_note_says_where_claims_do_not_determine_the_processes(fields, templat
         [("spec.pytorch.processesPerNode", severity)] if severity else []
     )
     assert not severity or text in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ({}, ""),
+        (
+            {"eight": _requests({"name": "channel", "exactly": _device("compute-domain-default-channel.nvidia.com")})},
+            "",
+        ),
+        (
+            EIGHT,
+            "the claims of a worker have 8 GPUs, which Auto does not count beside those in its limits: set it to 12",
+        ),
+    ],
+    ids=["unknown template", "channel of a ComputeDomain", "eight GPUs"],
+)
+def test_a_claim_beside_GPUs_in_the_limits_is_noted_only_if_it_has_GPUs(template, text):
+    found = notes_of(claiming(resources={"limits": {"nvidia.com/gpu": 4}}), template)
+    assert [note.message for note in found] == ([text] if text else [])

@@ -98,13 +98,19 @@ def _about_claims(job: Job, templates: Mapping[str, Mapping[str, Any]]) -> Itera
         entries = gpu_count.claims(resources)
         if not entries or not topology.framework_of(job).roles[role].ranked:
             continue
+        in_limits = gpu_count.gpus({**resources, "claims": []})
         gpus = gpu_count.of_claims(resources, template["spec"].get("resourceClaims") or (), templates)
         if gpus is None:
+            if in_limits:
+                continue
             problem = f"Auto counts each of the {entries} entries of resources.claims as one GPU"
             problem = problem.replace("each of the 1 entries", "the entry")
             cure = "set the number of processes if a claim has several GPUs or another device"
             yield Problem(field, f"{problem}, because a pod does not say what a claim contains: {cure}", "note")
-        elif gpus != entries:
+        elif in_limits and gpus:
+            more = f"the claims of a {role} have {gpus} GPUs, which Auto does not count beside those in its limits"
+            yield Problem(field, f"{more}: set it to {in_limits + gpus}", "warning")
+        elif not in_limits and gpus != entries:
             starts = f"Auto starts {entries}, one for each entry of resources.claims"
             yield Problem(field, f"the claims of a {role} have {gpus} GPUs, {starts}: set it to {gpus}", "warning")
 

@@ -1,7 +1,7 @@
 """Counts the GPUs that a container requests: one rule for the operator, `allranks run`, the metrics and the reports.
 
 It reads the pod alone, so each entry of `resources.claims` counts as one GPU (`authoring/checks/notes.py` tells the
-author).
+author). Beside GPUs in the limits, claims are other devices: the channel of a ComputeDomain, a network card.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"
 
 
 def gpus(resources: Mapping[str, object] | None, resource: str = "") -> int:
-    """Return the number of GPUs that a container's `resources` request: extended resources of every vendor, and claims.
+    """Return the number of GPUs that a container's `resources` request: extended resources of every vendor, or claims.
 
     `resource` is a further name to count, from a pool. Limits count; requests count only if no limit is a GPU.
     """
-    return _extended(resources or {}, resource) + claims(resources)
+    return _extended(resources or {}, resource) or claims(resources)
 
 
 def claims(resources: Mapping[str, object] | None) -> int:
