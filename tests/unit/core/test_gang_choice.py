@@ -239,6 +239,31 @@ def test_the_condition_goes_with_the_attempt() -> None:
     assert life.status.condition(read_back.CONDITION) is None
 
 
+NAMED = {"template": {"spec": {"schedulerName": "mine"}}}
+
+
+@table(
+    ("an unknown scheduler", NAMED, (NATIVE_POD_GROUP,), "pods of scheduler mine are placed one by one, unless"),
+    ("a cluster without gang schedulers", NAMED, (), ""),
+    ("a single pod", {**NAMED, "roles": {"worker": 1}}, ALL, ""),
+    ("None", {**NAMED, "scheduling": {"gang": "None"}}, ALL, ""),
+    ("the default scheduler beside Volcano", {}, (VOLCANO_POD_GROUP,), ""),
+)
+def test_a_scheduler_that_no_backend_knows_is_a_condition(case: tuple[dict[str, Any], tuple[OptionalKind, ...], str]):
+    spec, kinds, message = case
+    life = Life(job(**spec))
+    life.optional = serving(*kinds)
+    life.settle(0)
+    life.run(1)
+    found = life.status.condition(read_back.CONDITION)
+    assert life.status.gang is None
+    if not message:
+        assert found is None
+        return
+    assert found
+    assert (found.status, found.reason, found.message.startswith(message)) == ("False", "NoBackend", True)
+
+
 @pytest.mark.parametrize("kind", [VOLCANO_POD_GROUP, COSCHEDULING_POD_GROUP])
 def test_the_problem_of_other_schedulers(kind: OptionalKind) -> None:
     backend = next(each for each in BACKENDS.values() if each.kind is kind)

@@ -16,9 +16,7 @@ from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import TRAINER
 from allranks.core.objects import commands, preflight
 from allranks.core.objects.gangs import choice, members
-from allranks.core.objects.gangs.backends import DEFAULT_SCHEDULER
 from allranks.frameworks import FRAMEWORKS
-from allranks.text import joined
 
 
 def notes_of(
@@ -155,8 +153,8 @@ def _about_schedulers(job: Job, platform: Platform) -> Iterator[Problem]:
     if job.spec.pool and platform.pool is None:
         return  # it may name a scheduler
     templates = pod_template.role_templates(job, platform)
-    names = choice.scheduler_names(templates.values())
-    if choice.backends_of(names, platform) or any(map(members.own_gang, templates.values())):
+    problem = choice.mismatch(templates.values(), platform)
+    if not problem or any(map(members.own_gang, templates.values())):
         return
     parts: list[tuple[str, Any]] = [
         ("spec", job.spec.template),
@@ -164,16 +162,8 @@ def _about_schedulers(job: Job, platform: Platform) -> Iterator[Problem]:
     ]
     named = [path for path, template in parts if ((template or {}).get("spec") or {}).get("schedulerName")]
     path = f"{named[0]}.template.spec.schedulerName" if named else "spec.pool"
-    if len(names) > 1:
-        listed = joined(sorted(name or DEFAULT_SCHEDULER for name in names), "and")
-        problem = f"the roles have different schedulers ({listed}), so no gang scheduler places all pods together"
-        cure = "give all roles the same schedulerName"
-    else:
-        [name] = names
-        setting = "the chart's value gangs.coschedulingScheduler"
-        problem = f"pods of scheduler {name} are placed one by one, unless {setting} names it"
-        cure = "set scheduling.gang to a kind of PodGroup that this scheduler reads"
-    yield Problem(path, f"{problem}: {cure}, or to None if this is intended", "warning")
+    cure = "set scheduling.gang to a kind of PodGroup that the schedulers read, or to None if this is intended"
+    yield Problem(path, f"{problem}: {cure}", "warning")
 
 
 _ROOT = "an image that runs as root does not start"

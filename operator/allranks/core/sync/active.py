@@ -143,7 +143,10 @@ def _read_back(snapshot: Snapshot, summary: Status) -> Status:
     if o.current.gang and o.job.spec.scheduling.topology and not pool_template.unavailable(o.job, o.platform):
         templates = pod_template.role_templates(o.job, o.platform)
         group = members.pod_group(o.job, o.current, templates, o.platform)
-    return read_back.observe(o.job, summary, snapshot.pods.values(), group, o.optional, o.now)
+    alone = (
+        "" if o.current.gang or not snapshot.pods else gang_choice.without_gang(o.job, summary, o.platform, o.optional)
+    )
+    return read_back.observe(o.job, summary, snapshot.pods.values(), group, o.optional, o.now, alone)
 
 
 def _due(snapshot: Snapshot) -> tuple[list[Replica], datetime | None]:

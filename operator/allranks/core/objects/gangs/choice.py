@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from allranks.api.job import Job
 from allranks.api.scheduling import GangStatus
 from allranks.api.status import FINISHED, Status
-from allranks.core.facts import pod_template
+from allranks.core.facts import pod_template, pool_template
 from allranks.core.facts.model import Manifest, Plan, Platform
-from allranks.core.facts.optional_kinds import OptionalObjects
+from allranks.core.facts.optional_kinds import GANGS, OptionalObjects
 from allranks.core.objects.gangs import members
-from allranks.core.objects.gangs.backends import BACKENDS, requested
+from allranks.core.objects.gangs.backends import BACKENDS, DEFAULT_SCHEDULER, requested
 from allranks.core.objects.gangs.base import Backend
 from allranks.core.snapshot import Snapshot
+from allranks.text import joined
 
 NOT_SERVED = "GangBackendNotServed"
 """Reason of the condition of a job that waits for its backend."""
@@ -51,6 +52,31 @@ def backends_of(schedulers: set[str], platform: Platform) -> list[Backend]:
     return [
         backend for backend in (BACKENDS["Volcano"], BACKENDS["Coscheduling"], BACKENDS["Native"]) if suits(backend)
     ]
+
+
+def mismatch(templates: Collection[Manifest], platform: Platform) -> str:
+    """Return why no backend suits the schedulers that the pods name; empty if one does."""
+    names = scheduler_names(templates)
+    if backends_of(names, platform):
+        return ""
+    if len(names) > 1:
+        listed = joined(sorted(name or DEFAULT_SCHEDULER for name in names), "and")
+        return f"the roles have different schedulers ({listed}), so no gang scheduler places all pods together"
+    setting = "the chart's value gangs.coschedulingScheduler"
+    return f"pods of scheduler {names.pop()} are placed one by one, unless {setting} names it"
+
+
+def without_gang(job: Job, status: Status, platform: Platform, optional: OptionalObjects) -> str:
+    """Return why `Auto` uses no gang scheduler of the cluster for the schedulers that the pods name; empty if they are
+    not the reason."""
+    if platform.local or job.spec.scheduling.gang not in (None, "Auto"):
+        return ""
+    if not any(map(optional.api_version, GANGS)) or sum(members.min_by_role(job, status).values()) < 2:
+        return ""
+    if pool_template.unavailable(job, platform):
+        return ""
+    templates = pod_template.role_templates(job, platform).values()
+    return "" if any(map(members.own_gang, templates)) else mismatch(templates, platform)
 
 
 def _status(backend: Backend, job: Job, status: Status, optional: OptionalObjects) -> GangStatus:

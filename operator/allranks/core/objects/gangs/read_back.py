@@ -21,6 +21,7 @@ from allranks.core.objects.gangs import members
 CONDITION: Literal["GangScheduling"] = "GangScheduling"
 DROPPED = "FieldDropped"
 UNSCHEDULABLE = "Unschedulable"
+NO_BACKEND = "NoBackend"
 
 
 def observe(
@@ -30,18 +31,23 @@ def observe(
     group_sent: Manifest | None,
     optional: OptionalObjects,
     now: datetime,
+    without_gang: str = "",
 ) -> Status:
     """Return the status with the condition of the current attempt.
 
-    `group_sent`: its PodGroup as it is created; None if it is not compared.
+    `group_sent`: its PodGroup as it is created; None if it is not compared. `without_gang`: why the schedulers of the
+    pods leave an attempt without a gang; empty if they do not.
     """
     others = [condition for condition in status.conditions if condition.type != CONDITION]
     before = status.condition(CONDITION)
     backend = members.backend_of(status)
     if backend is None or status.gang is None:
-        return status if before is None else replace(status, conditions=others)
-    group = members.observed_group(status, optional, members.group_name(job, status.pod_attempt))
-    fulfilled, reason, message = _verdict(job, status, list(pods), group_sent, group)
+        if not without_gang:
+            return status if before is None else replace(status, conditions=others)
+        fulfilled, reason, message = "False", NO_BACKEND, without_gang
+    else:
+        group = members.observed_group(status, optional, members.group_name(job, status.pod_attempt))
+        fulfilled, reason, message = _verdict(job, status, list(pods), group_sent, group)
     if before and (before.status, before.reason, before.message) == (fulfilled, reason, message):
         return status if before in status.conditions else replace(status, conditions=[*others, before])
     return with_condition(status, CONDITION, fulfilled == "True", reason, message, now)
