@@ -626,6 +626,7 @@ BAD: dict[str, tuple[Manifest, str]] = {
     "an alert that is none": ({"metrics": {"rules": {"disabled": ["X"]}}}, "/metrics/rules/disabled/0.*must be one of"),
     "pools as a list": ({"pools": {"create": [{"name": "a"}]}}, "/pools/create.*got array, want object"),
     "reports from a string": ({"reports": {"from": "all"}}, "/reports/from.*got string, want array"),
+    "a release among its tenants": ({"namespaces": ["sys", "team-a"]}, "users who may create pods there"),
     "several that act": ({"replicas": 2, "leaderElection": {"enabled": False}}, "several operators would act"),
     "a user that is root": ({"policy": {"defaults": {"runAsUser": 0}}}, "/runAsUser.*minimum: got 0, want 1"),
     "a default pool that is refused": (
