@@ -266,6 +266,19 @@ def test_an_attempt_that_does_not_run_in_time_gets_new_pods():
     assert (last.how, last.why_new_pods) == ("NewPods", "worker-0 did not end the processes of attempt 0 in time")
 
 
+def test_an_attempt_that_one_pod_does_not_start_in_time_gets_new_pods():
+    observation = look({0: runs(1), 1: down()}, status=IN_PODS, now=60 + 30 + 19)
+    plan = reconcile(observation)
+    assert plan.next is None or plan.next.pods_of_attempt == 0
+    assert [(order.action, order.attempt) for order in plan.orders] == [("Start", 1)]
+    plan = reconcile(replace(observation, now=at(60 + 30 + 20)))
+    assert plan.next is not None
+    assert (plan.next.attempt, plan.next.pods_of_attempt) == (1, None)
+    assert plan.next.restarts == IN_PODS.restarts
+    last = plan.next.history[-1]
+    assert (last.how, last.why_new_pods) == ("NewPods", "worker-1 did not start in time")
+
+
 def test_a_new_operator_waits_until_supervisors_have_found_it():
     observation = replace(look({}, status=IN_PODS, now=200), processes=Processes(at(195)))
     assert not reconcile(observation).write_ahead
