@@ -241,7 +241,6 @@ class LocalPod:
                 log,
                 files=self._host.files,
                 output=lambda data: self._host.output(self.status, container.name, data),
-                on_error=self._host.fail,
                 on_shim_killed=self._host.shim_killed,
             )
         self._running[container.name] = process

@@ -37,22 +37,29 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._tail = bytearray()
+        self._missing = 0
+        """Bytes of output since the disk refused the last write."""
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         except OSError as error:
             raise LocalRunError.from_os(error, f"the log {path} cannot be opened") from error
 
-    def write(self, data: bytes) -> None:
-        """Append output. Raise LocalRunError if the disk is full or fails."""
+    def write(self, data: bytes) -> str:
+        """Append output. Return a sentence when the disk begins to refuse it: the program continues without its log."""
         self._tail += data
         if len(self._tail) > 2 * _TAIL_BYTES:
             del self._tail[:-_TAIL_BYTES]
-        view = memoryview(data)
+        gap = f"\nallranks: {self._missing:,} bytes of output are missing here: the disk refused them\n".encode()
+        view = memoryview(gap + data if self._missing else data)
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            raise LocalRunError.from_os(error, f"the log {self.path} cannot be written") from error
+            begins, self._missing = not self._missing, self._missing + min(len(view), len(data))
+            reason = (error.strerror or str(error)).lower()
+            return f"the log {self.path} cannot be written ({reason}): it lacks output until it can" if begins else ""
+        self._missing = 0
+        return ""
 
     def message(self) -> str:
         """Return the last lines since `start_container`, as with a kubelet's FallbackToLogsOnError."""
@@ -105,18 +112,15 @@ class Process:
         *,
         files: int,
         output: Callable[[bytes], None],
-        on_error: Callable[[LocalRunError], None],
         on_shim_killed: Callable[[], None],
     ) -> None:
         """Keep what is needed to start. `files`: the program's soft limit of open files.
 
-        `output` receives all output, `on_error` an error of the disk. `on_shim_killed` is called first when the shim
-        itself was killed."""
+        `output` receives all output. `on_shim_killed` is called first when the shim itself was killed."""
         self.started_at: datetime | None = None
         self._command = command
         self._log = log
         self._output = output
-        self._on_error = on_error
         self._on_shim_killed = on_shim_killed
         self._report = b""
         self._loop = asyncio.get_running_loop()
@@ -224,10 +228,8 @@ class Process:
         if not data:
             self._loop.remove_reader(self._pipe)
             return False
-        try:
-            self._log.write(data)
-        except LocalRunError as error:
-            self._on_error(error)
+        if problem := self._log.write(data):
+            self._output(f"\nallranks: {problem}\n".encode())
         self._output(data)
         return True
 

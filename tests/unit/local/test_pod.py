@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from allranks.local import Backoff, LocalRunError, process, shim
 from allranks.local.environment import machine_environment
 from allranks.local.pod import LocalPod
 from allranks.local.prepare import Machine, PodPlan, prepare
+from allranks.local.process import LogFile
 from allranks.local.volumes import Volumes
 
 MARK = "TEST_OF_PROCESSES"
@@ -585,13 +587,32 @@ def test_phases_go_from_pending_to_running_to_the_end(world: World) -> None:
     assert list(dict.fromkeys(status.phase for status in world.statuses)) == ["Pending", "Running", "Succeeded"]
 
 
-def test_a_full_disk_ends_the_run_with_a_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_lines_of_the_log_and_not_the_program(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalPod, "log_path", lambda self, container: Path("/dev/full"))
-    assert world.run("echo", "hello").phase == "Succeeded"
-    assert [str(error) for error in world.errors] == [
-        "the log /dev/full cannot be written: the disk is full: make room and run again"
-    ]
-    world.errors.clear()
+    assert world.run("sh", "-c", "for i in 1 2 3; do echo hello; sleep 0.05; done").phase == "Succeeded"
+    note = "allranks: the log /dev/full cannot be written (no space left on device): it lacks output until it can"
+    assert world.printed.count(b"hello") == 3
+    assert world.printed.decode().count(note) == 1
+
+
+def test_a_log_continues_when_there_is_room_again_and_says_how_much_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogFile(tmp_path / "log")
+    write, full = os.write, [False, True, True, False]
+
+    def refused(fd: int, data: bytes) -> int:
+        if full.pop(0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", refused)
+        problems = [log.write(line) for line in (b"one\n", b"two\n", b"three\n", b"four\n")]
+    log.close()
+    assert [bool(problem) for problem in problems] == [False, True, False, False]
+    missing = "\nallranks: 10 bytes of output are missing here: the disk refused them\n"
+    assert (tmp_path / "log").read_text() == f"one\n{missing}four\n"
 
 
 def test_too_many_open_files_end_the_run_with_a_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
