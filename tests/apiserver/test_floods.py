@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,10 +261,15 @@ def flooder(control_plane: ControlPlane) -> Iterator[str]:
     api.delete("Namespace", None, name)
 
 
-def flood(control_plane: ControlPlane, namespace: str, kind: str, size: int) -> list[tuple[str, str | None, str]]:
-    """Create as many objects as fit into the size and the time. Return (kind, namespace, name) of each."""
-    until = time.monotonic() + FLOOD_SECONDS
-    make = floods.KINDS[kind]
+def flood(
+    control_plane: ControlPlane, noisy: dict[str, Any], kind: str, size: int
+) -> list[tuple[str, str | None, str]]:
+    """Create as many objects as fit into the size and the time, beside a job. Return (kind, namespace, name) of each.
+
+    Events are about the job.
+    """
+    until, namespace = time.monotonic() + FLOOD_SECONDS, noisy["metadata"]["namespace"]
+    make = partial(floods.event_of_job, job=noisy) if kind == floods.EVENTS else floods.KINDS[kind]
     count = min(MOST, max(2, size // floods.size(make("x" * 20))))
     names = [f"flood-{secrets.token_hex(3)}-{number}" for number in range(count)]
 
@@ -282,8 +288,6 @@ def flood(control_plane: ControlPlane, namespace: str, kind: str, size: int) -> 
 def _created(api: Api, manifest: dict[str, Any], namespace: str) -> list[tuple[str, str | None, str]]:
     """Return the object; nothing if the API server is too busy to accept it."""
     where = None if manifest["kind"] in floods.CLUSTER_WIDE else namespace
-    if about := manifest.get("involvedObject"):
-        about["namespace"] = namespace
     try:
         api.create(manifest, where)
     except ApiError as answer:
@@ -322,12 +326,12 @@ def test_another_tenant_is_served_and_memory_stays_in_the_limits_of_the_chart(
     try:
         with kubelet:
             services.start()
-            control_plane.api.create(job(NOISY, roles={"worker": {"replicas": 1}}), flooder)
+            noisy = control_plane.api.create(job(NOISY, roles={"worker": {"replicas": 1}}), flooder)
             tenant.life("warm")
             quiet = tenant.lives("quiet", iter([False, False, True]).__next__)
             with ThreadPoolExecutor(1) as thread:
                 size = FLOOD_BYTES if nightly or "ALLRANKS_FLOOD_BYTES" in os.environ else FEW_BYTES
-                work = thread.submit(flood, control_plane, flooder, kind, size)
+                work = thread.submit(flood, control_plane, noisy, kind, size)
                 during = tenant.lives("during", work.done)
                 objects = work.result()
             services.show(flooder)
@@ -338,16 +342,16 @@ def test_another_tenant_is_served_and_memory_stays_in_the_limits_of_the_chart(
             services.check()
             services.stop()
             services.start()
+            is_named = lambda: named(services, kind, flooder, control_plane.api, len(objects))  # noqa: E731
+            until_named = _seconds(lambda: services.until(is_named, f"the name of {flooder}"))
             services.show(flooder)
             after = tenant.lives("after", iter([False, False, True]).__next__)
-            is_named = lambda: named(services, kind, flooder, control_plane.api, len(objects))  # noqa: E731
-            services.until(is_named, f"the name of {flooder}")
     finally:
         services.stop()
         tenant.close()
         removed(control_plane.api, objects)
     peaks = ", ".join(f"{name} {peak:.0f} MiB" for name, peak in services.peaks.items())
-    print(f"\n{kind}: {len(objects)} objects; peak of the {peaks}")
+    print(f"\n{kind}: {len(objects)} objects; peak of the {peaks}; named after {until_named:.0f} s")
     for step, seconds in quiet.items():
         ratios = [f"{took[step]:.2f} s ({took[step] / max(seconds, 0.01):.1f})" for took in (during, after)]
         print(f"  {step}: {seconds:.2f} s, during the flood {ratios[0]}, after a restart {ratios[1]}")
@@ -360,7 +364,7 @@ def named(services: Services, kind: str, namespace: str, api: Api, count: int) -
     if kind.startswith(("pools", "nodes", "namespaces")):
         return True
     if not kind.startswith("jobs"):
-        metrics = services.archive_metrics if kind == "Events of a job" else services.metrics
+        metrics = services.archive_metrics if kind == floods.EVENTS else services.metrics
         return (
             re.search(rf'shared_resource_ratio{{job_namespace="{namespace}",resource="received"}} ', metrics)
             is not None

@@ -12,6 +12,7 @@ from support.builders import manifest
 
 Manifest = dict[str, Any]
 NAMESPACE = "flood"
+JOB = {"metadata": {"namespace": NAMESPACE, "name": "noisy", "uid": "00000000-0000-4000-8000-000000000000"}}
 LARGEST_BYTES = 1_000_000
 """Of an object in etcd, whose limit is 1.5 MiB."""
 LABELS = {f"k{number:04}-{'x' * 54}": "x" * 60 for number in range(1_500)}
@@ -84,8 +85,10 @@ def _largest_sweep(name: str) -> Manifest:
     return _sweep(name, sweep_validation.MAX_SPEC_BYTES - 2_000, suspend=True)
 
 
-def _event(name: str) -> Manifest:
-    about = {"apiVersion": API_VERSION, "kind": KIND, "namespace": NAMESPACE, "name": "noisy"}
+def event_of_job(name: str, job: Manifest = JOB) -> Manifest:
+    """Return an Event about a job, whose UID it has: services read no other Events of a job."""
+    about = {part: job["metadata"][part] for part in ("namespace", "name", "uid")}
+    about |= {"apiVersion": API_VERSION, "kind": KIND}
     texts = {"reason": "Noise", "type": "Warning", "message": "x" * 1000}
     return _object("v1", "Event", name, {"annotations": ANNOTATIONS}, involvedObject=about, **texts)
 
@@ -102,6 +105,7 @@ def _namespace(name: str) -> Manifest:
     return _object("v1", "Namespace", name, {"labels": LABELS})
 
 
+EVENTS = "Events of a job"
 KINDS: dict[str, Callable[[str], Manifest]] = {
     "jobs with the largest template": _large_template,
     "jobs of another manager": _of_another_manager,
@@ -112,7 +116,7 @@ KINDS: dict[str, Callable[[str], Manifest]] = {
     "pods with labels": _pod,
     "sweeps with the largest template": _largest_sweep,
     "sweeps that are too large": _sweep,
-    "Events of a job": _event,
+    EVENTS: event_of_job,
     "pools with labels": _pool,
     "nodes with labels": _node,
     "namespaces with labels": _namespace,

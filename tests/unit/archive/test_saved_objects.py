@@ -21,6 +21,7 @@ from allranks.archive.store import ArchiveError, DirectoryStore
 from allranks.archive.writer import Writer
 from allranks.errors import ClusterError
 from allranks.kube.object_text import object_text
+from support import floods
 from support.sweep_samples import a_sweep
 from support.ui_samples import a_job, event
 
@@ -174,6 +175,17 @@ def test_events_of_the_job_and_its_pods_are_written_and_a_missing_right_loses_on
     items = json.loads(world.store.get(JOB.replace("job.json", "events.json")) or b"")["items"]
     assert sorted(item["reason"] for item in items) == ["BackOff", "Started"]
     assert world.job()["status"]["phase"] == "Succeeded"  # type: ignore[index]
+
+
+def test_the_namespace_whose_events_are_large_is_named_when_the_archiver_has_read_some_of_them(tmp_path: Path):
+    async def scenario(world: World) -> None:
+        noisy = a_job("penguins", "Suspended")
+        world.cluster.events = [floods.event_of_job(f"e{number}", noisy) for number in range(8)]
+        world.changed(noisy, False)
+        await world.written()
+        assert world.jobs.received.large == {"team": 1.0}
+
+    run(tmp_path, scenario)
 
 
 def running(ended: int, step: int = 10) -> dict[str, Any]:
