@@ -18,7 +18,6 @@ import pytest
 
 from allranks.api.job import KIND
 from allranks.frameworks.base import HELPER_DIR
-from allranks.operator.app import Operator
 from allranks.pod_bundle import copy
 from support.api import Manifest
 from support.controlplane import ControlPlane
@@ -39,9 +38,8 @@ while True:
 class Nodes:
     """Runs the supervisors of pods as processes of this machine."""
 
-    def __init__(self, world: World, operator: Operator, folder: Path) -> None:
-        assert operator.reports
-        self._world, self._port, self._folder = world, operator.reports.port, folder
+    def __init__(self, world: World, port: int, folder: Path) -> None:
+        self._world, self._port, self._folder = world, port, folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         copy(folder / "helpers")
 
@@ -114,7 +112,8 @@ def created(world: World, folder: Path, **restart: object) -> Iterator[Nodes]:
         command = ["python3", "-c", PROGRAM]
         manifest = job(command=command, progress={}, restart={"backoffSeconds": 0, **restart})
         world.api.create(manifest, world.namespace)
-        nodes = Nodes(world, operator, folder)
+        assert operator.reports
+        nodes = Nodes(world, operator.reports.port, folder)
         try:
             yield nodes
         finally:

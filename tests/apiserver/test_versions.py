@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,9 +29,14 @@ from support.kubelet import Hand, Program
 from support.largest import LARGEST
 from support.live import eventually, job, phase
 
+from .test_in_place import PROGRAM, Nodes, status
+from .test_reports import URL, World
+
 ROOT = Path(__file__).parents[2]
 PREVIOUS = "bd1f7ba1"
 """Commit of the previous version."""
+WITHOUT_IN_PLACE = "7c04e788~1"
+"""Commit of the last version that begins each attempt with new pods."""
 DEFINITIONS = sorted((ROOT / "crds").glob("*.yaml"))
 OPTIONS = ("--data-claim=allranks-data", "--no-pools", "--queues")
 
@@ -53,11 +59,11 @@ def extracted(commit: str, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def operator(control_plane: ControlPlane, namespace: str, package: Path, log: Path) -> Iterator[None]:
+def operator(control_plane: ControlPlane, namespace: str, package: Path, log: Path, *options: str) -> Iterator[None]:
     """The operator of this package as a process."""
     [port] = free_ports(1)
     command = [sys.executable, "-m", "allranks", "operator", f"--kubeconfig={control_plane.kubeconfig}", *OPTIONS]
-    command += [f"--namespaces={namespace}", "--address=127.0.0.1", f"--port={port}", "--report-port=0"]
+    command += [f"--namespaces={namespace}", "--address=127.0.0.1", f"--port={port}", *(options or ["--report-port=0"])]
     with log.open("ab") as out:
         process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(package)}, stdout=out, stderr=out)
     try:
@@ -256,3 +262,50 @@ def test_a_field_of_a_version_to_come_is_named_and_running_jobs_continue(
             eventually(lambda: reason("runs") == ("", ""))
             assert (phase(control_plane, namespace, "runs"), pods("runs")) == ("Running", before)
             eventually(lambda: phase(control_plane, namespace, "restarts") == "Running")
+
+
+@pytest.mark.nightly
+def test_a_version_without_restarts_in_place_replaces_the_pods_of_an_earlier_attempt_once(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    older = extracted(WITHOUT_IN_PLACE, tmp_path / "older")
+    world, [port] = World(control_plane, namespace), free_ports(1)
+    options = (f"--report-url={URL}", f"--report-port={port}")
+    nodes = Nodes(world, port, tmp_path)
+    former, replaced = [{f"demo-{role}-0-{attempt}" for role in ("master", "worker")} for attempt in (0, 2)]
+
+    def pods() -> set[str]:
+        return {
+            pod["metadata"]["name"]
+            for pod in world.api.list("Pod", namespace, labelSelector="allranks.dev/job-name=demo")
+        }
+
+    install(world.api, DEFINITIONS)
+    try:
+        with operator(control_plane, namespace, ROOT / "operator", tmp_path / "newer.log", *options):
+            command = ["python3", "-c", PROGRAM]
+            world.api.create(job(command=command, progress={}, restart={"backoffSeconds": 0}), namespace)
+            for pod in sorted(former):
+                nodes.run(pod)
+            os.kill(nodes.pid("demo-worker-0-0", 0), signal.SIGUSR1)
+            for pod in former:
+                nodes.pid(pod, 1)
+            eventually(lambda: (status(world)["phase"], status(world)["podsOfAttempt"]) == ("Running", 0))
+        install(world.api, sorted((older / "crds").glob("*.yaml")))
+        with operator(control_plane, namespace, older / "operator", tmp_path / "older.log", *options):
+            eventually(lambda: pods() == former | replaced)  # no kubelet ends the former ones
+            for pod in sorted(replaced):
+                world.hand.place(pod, "node-a")
+                world.hand.start(pod)
+            eventually(lambda: status(world)["phase"] == "Running")
+            for pod in former:
+                assert "deletionTimestamp" in world.api.get("Pod", namespace, pod)["metadata"]
+                nodes.running[pod].terminate()
+                nodes.end(pod)
+            world.runs("marker")  # the operator has handled what it observed
+            assert (status(world)["phase"], status(world)["attempt"], pods() - former) == ("Running", 2, replaced)
+            restarts = status(world)["restarts"]
+            assert (restarts["counted"], restarts["disruptions"]) == (1, 1)
+            assert restarts["byReason"] == {"Error": 1, "Deleted": 1}
+    finally:
+        nodes.stop()

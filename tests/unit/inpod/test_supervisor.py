@@ -388,7 +388,11 @@ def test_without_restarts_in_the_pod_a_program_that_waited_ends_its_pod(together
     assert ended(process)[0] == 5
 
 
-@pytest.mark.parametrize("answer", [None, (503, {"error": "no room"}), (400, {"error": "unknown"})], ids=str)
+@pytest.mark.parametrize(
+    "answer",
+    [None, (503, {"error": "no room"}), (400, {"error": "unknown"}), (404, {"error": "reports go to /v1/report"})],
+    ids=str,
+)
 def test_a_job_starts_without_an_operator(together, operator, impatient, answer):
     if answer:
         operator.answer = lambda state: answer
