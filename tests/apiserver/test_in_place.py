@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,9 @@ import pytest
 from allranks.api.job import KIND
 from allranks.frameworks.base import HELPER_DIR
 from allranks.pod_bundle import copy
+from support import live
 from support.api import Manifest
-from support.controlplane import ControlPlane
+from support.controlplane import ControlPlane, free_ports
 from support.live import eventually, job
 
 from .test_reports import URL, World
@@ -33,6 +35,9 @@ signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
 while True:
     time.sleep(60)
 """
+
+PATIENCE = 5.0
+"""Seconds from the start of an operator to its orders, on a machine that may be slow: less than the pods wait."""
 
 
 class Nodes:
@@ -107,21 +112,39 @@ def running(world: World, folder: Path, **restart: object) -> Iterator[Nodes]:
 @contextlib.contextmanager
 def created(world: World, folder: Path, **restart: object) -> Iterator[Nodes]:
     """A job of two ranks whose pods have no node yet."""
-    with world.operator() as operator:
+    [port] = free_ports(1)
+    with life(world, port), nodes_of(world, port, folder, **restart) as nodes:
+        yield nodes
+
+
+@contextlib.contextmanager
+def life(world: World, port: int) -> Iterator[None]:
+    """An operator that listens for reports on this port, and is killed at the end."""
+    with live.operator(world.connection, world.namespace, report_url=URL, report_port=port, pools=False) as operator:
         eventually(lambda: operator.session and operator.session.leading and operator.reports and operator.reports.port)
-        command = ["python3", "-c", PROGRAM]
-        manifest = job(command=command, progress={}, restart={"backoffSeconds": 0, **restart})
-        world.api.create(manifest, world.namespace)
-        assert operator.reports
-        nodes = Nodes(world, operator.reports.port, folder)
-        try:
-            yield nodes
-        finally:
-            nodes.stop()
+        yield
+
+
+@contextlib.contextmanager
+def nodes_of(world: World, port: int, folder: Path, **restart: object) -> Iterator[Nodes]:
+    """Create a job of two ranks. Its supervisors outlive the operator."""
+    command = ["python3", "-c", PROGRAM]
+    manifest = job(command=command, progress={}, restart={"backoffSeconds": 0, **restart})
+    world.api.create(manifest, world.namespace)
+    nodes = Nodes(world, port, folder)
+    try:
+        yield nodes
+    finally:
+        nodes.stop()
 
 
 def status(world: World) -> Manifest:
     return world.api.get(KIND, world.namespace, "demo")["status"]
+
+
+def waits_for_a_pod(world: World) -> bool:
+    [running] = [each for each in status(world)["conditions"] if each["type"] == "Running"]
+    return str(running["message"]).startswith("1 of 2 pods are there")
 
 
 def is_alive(pid: int) -> bool:
@@ -156,12 +179,7 @@ def test_a_failed_rank_costs_new_processes_and_no_pod(world: World, tmp_path: Pa
 def test_programs_start_when_all_pods_are_there(world: World, tmp_path: Path) -> None:
     with created(world, tmp_path) as nodes:
         nodes.run("demo-master-0-0")
-
-        def condition() -> str:
-            [running] = [each for each in status(world)["conditions"] if each["type"] == "Running"]
-            return str(running["message"])
-
-        eventually(lambda: condition().startswith("1 of 2 pods are there"))
+        eventually(lambda: waits_for_a_pod(world))
         assert nodes.output("demo-master-0-0") == []
         assert status(world)["ready"] == "0/2"
         nodes.run("demo-worker-0-0")
@@ -197,3 +215,48 @@ def test_a_supervisor_that_dies_costs_new_pods(world: World, tmp_path: Path) -> 
         [past] = status(world)["history"]
         assert past["how"] == "NewPods"
         assert "container of master-0" in past["whyNewPods"]
+
+
+def test_an_operator_that_is_killed_before_the_order_to_start_gives_it_in_its_next_life(
+    world: World, tmp_path: Path
+) -> None:
+    [port] = free_ports(1)
+    pods = ("demo-master-0-0", "demo-worker-0-0")
+    with nodes_of(world, port, tmp_path) as nodes:
+        with life(world, port):
+            for pod in pods:
+                nodes.run(pod)
+            before = [nodes.pid(pod, 0) for pod in pods]
+            eventually(lambda: status(world)["phase"] == "Running")
+            os.kill(before[0], signal.SIGSTOP)  # it does not end yet
+            os.kill(before[1], signal.SIGUSR1)
+            eventually(lambda: status(world)["attempt"] == 1)
+        assert not any(line.startswith("attempt 1") for pod in pods for line in nodes.output(pod))
+        os.kill(before[0], signal.SIGCONT)
+        with life(world, port):
+            begin = time.monotonic()
+            after = [nodes.pid(pod, 1) for pod in pods]
+            print(f"both programs started within {time.monotonic() - begin:.2f} s")
+            assert time.monotonic() - begin < PATIENCE
+            assert not any(map(is_alive, before))
+            eventually(lambda: status(world)["phase"] == "Running")
+        assert all(map(is_alive, after))
+        assert [past["how"] for past in status(world)["history"]] == ["InPlace"]
+        assert status(world)["restarts"]["counted"] == 1
+
+
+def test_programs_that_wait_for_each_other_start_when_the_operator_is_back(world: World, tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    with nodes_of(world, port, tmp_path) as nodes:
+        with life(world, port):
+            nodes.run("demo-master-0-0")
+            eventually(lambda: waits_for_a_pod(world))
+        nodes.run("demo-worker-0-0")
+        with life(world, port):
+            begin = time.monotonic()
+            for role in ("master", "worker"):
+                nodes.pid(f"demo-{role}-0-0", 0)
+            print(f"both programs started within {time.monotonic() - begin:.2f} s")
+            assert time.monotonic() - begin < PATIENCE
+            eventually(lambda: status(world)["phase"] == "Running")
+        assert not any("no answer" in line for line in nodes.output("demo-master-0-0"))

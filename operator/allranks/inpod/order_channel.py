@@ -18,6 +18,9 @@ from typing import Any, Callable, NamedTuple  # noqa: UP035 (the Python of the i
 POLL_SECONDS = 40.0
 """Longest wait for an answer. The operator answers after about 25 s."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+LONGEST_PAUSE_WHILE_WAITING = 1.0
+"""Of a pod whose program does not run. An operator that was restarted then orders the start in about a second. Such a
+pod waits for 20 s at most, and the operator accepts one message a second."""
 ORDER_SECONDS = 2.0
 """After an order the next poll begins this much later, unless the state changes: the order is repeated until then."""
 ANSWER_BYTES = 1 << 20
@@ -108,12 +111,13 @@ class Channel:
         from allranks.report.transport import AttemptOver, Rejected, SendFailed, Transport
 
         transport, pause = Transport(self._url, self._token_file, ANSWER_BYTES, keep_alive=True), FIRST_PAUSE
+        longest = LONGEST_PAUSE if state.state == "Running" else LONGEST_PAUSE_WHILE_WAITING
         while self._state is state:
             try:
                 answer = transport.post(state.message(), POLL_SECONDS, again=False)
             except (AttemptOver, Rejected, SendFailed):
                 self._wait(state, pause * random.uniform(0.5, 1.5))
-                pause = min(LONGEST_PAUSE, 2.0 * pause)
+                pause = min(longest, 2.0 * pause)
                 continue
             pause, self.answered_at = FIRST_PAUSE, time.monotonic()
             order = order_in(answer)

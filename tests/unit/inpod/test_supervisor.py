@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -604,6 +605,23 @@ def test_a_program_that_fails_while_the_operator_rejects_its_supervisor_ends_the
     operator.answer = lambda state: (status, {"error": "no"})
     process = start("sh", "-c", "echo last; exit 5", folder=impatient)
     assert ended(process) == (5, b"last\n", b"")
+
+
+def test_a_pod_that_waits_asks_an_operator_that_rejects_it_about_once_a_second(together, operator):
+    times: list[float] = []
+
+    def reject(state: dict[str, Any]) -> tuple[int, Any]:
+        times.append(time.monotonic())
+        return 503, {"error": "no"}
+
+    operator.answer = reject
+    process = together("echo", "begins")
+    operator.wait_for_polls(10)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert min(pauses[-3:]) < 2  # of those of a pod whose program runs, each would take 2.5 s or longer
+    operator.answer = lambda state: None
+    operator.say(FIRST)
+    assert ended(process)[:2] == (0, b"begins\n")
 
 
 def test_a_pod_ends_with_its_program_if_the_operator_is_gone(start, operator, impatient):
