@@ -57,7 +57,7 @@ class LogFile:
         except OSError as error:
             begins, self._missing = not self._missing, self._missing + min(len(view), len(data))
             reason = (error.strerror or str(error)).lower()
-            return f"the log {self.path} cannot be written ({reason}): output is missing in it until it can" if begins else ""
+            return f"the log {self.path} cannot be written ({reason}): it misses output until it can" if begins else ""
         self._missing = 0
         return ""
 

@@ -590,7 +590,7 @@ def test_phases_go_from_pending_to_running_to_the_end(world: World) -> None:
 def test_a_full_disk_costs_lines_of_the_log_and_not_the_program(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalPod, "log_path", lambda self, container: Path("/dev/full"))
     assert world.run("sh", "-c", "for i in 1 2 3; do echo hello; sleep 0.05; done").phase == "Succeeded"
-    note = "allranks: the log /dev/full cannot be written (no space left on device): output is missing in it until it can"
+    note = "allranks: the log /dev/full cannot be written (no space left on device): it misses output until it can"
     assert world.printed.count(b"hello") == 3
     assert world.printed.decode().count(note) == 1
 
