@@ -567,12 +567,18 @@ def test_files_can_be_given_with_f_as_in_kubectl(here):
     assert (both.exit_code, both.stdout.count("is valid")) == (0, 2)
 
 
+@pytest.mark.parametrize("words", [[], ["--"], ["--", "--lr", "0.1"], ["--", ""]])
+def test_arguments_without_a_program_are_an_error(words):
+    result = allranks("run", *words)
+    assert result.exit_code == 2
+    assert "no program given: specify a FILE" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         ("validate", "no manifest given: specify a FILE, or - for standard input."),
         ("render", "no manifest given: specify a FILE, or - for standard input."),
-        ("run", "no program given: specify a FILE, - for standard input, -m MODULE, or -- COMMAND."),
     ],
 )
 def test_a_missing_file_argument_is_an_error(command, message):

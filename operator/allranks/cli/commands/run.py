@@ -287,7 +287,7 @@ def _program(files: Sequence[str], module: str | None, words: Sequence[str]) -> 
         raise click.UsageError(f"-m {module} is the program: leave out {files[0]}, or put it after -- as an argument.")
     if module:
         return Program(module=module)
-    if not files and not words:
+    if not files and not (words and words[0] and not words[0].startswith("-")):
         raise click.UsageError("no program given: specify a FILE, - for standard input, -m MODULE, or -- COMMAND.")
     script = _only_script(files)
     return Program(script) if script or not files else None
