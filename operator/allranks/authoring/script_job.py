@@ -115,7 +115,7 @@ def read_command(command: Sequence[str], workdir: Path) -> Script:
         return replace(read_script(program, workdir), command=tuple(command))
     script = Script(basename(program), {}, frozenset(), command=tuple(command))
     entry_point = shutil.which(program)
-    if entry_point and re.match(rb"#!.*python", Path(entry_point).read_bytes()[:200]):
+    if entry_point and _is_python(Path(entry_point)):
         imports, names = _read(Path(entry_point), workdir)
         return replace(script, imports=imports, names=names)
     return script
@@ -124,6 +124,12 @@ def read_command(command: Sequence[str], workdir: Path) -> Script:
 _PYTHON = re.compile(r"python[0-9.]*")
 _WITH_VALUE = frozenset({"-c", "-W", "-X"})
 """Options of Python with a value."""
+
+
+def _is_python(file: Path) -> bool:
+    """Return whether a program is a Python script. The first bytes of a large binary are enough."""
+    with file.open("rb") as start:
+        return re.match(rb"#!.*python", start.read(200)) is not None
 
 
 def _last_call(command: Sequence[str]) -> tuple[Word, ...]:

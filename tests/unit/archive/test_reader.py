@@ -199,7 +199,7 @@ def test_an_archive_that_does_not_exist_is_an_error(tmp_path: Path):
         Reader.open(str(tmp_path / "missing")).jobs()
 
 
-def test_jobs_are_read_one_after_another_and_those_that_ended_earlier_are_not_read(tmp_path: Path, monkeypatch):
+def test_jobs_are_read_one_after_another_and_jobs_that_ended_earlier_are_not_read(tmp_path: Path, monkeypatch):
     archive = WrittenArchive(tmp_path)
     for number in range(300):
         archive.job(created(f"job-{number}", f"u{number}", "2026-03-01T00:00:00Z"))

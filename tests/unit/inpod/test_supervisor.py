@@ -618,7 +618,7 @@ def test_a_pod_that_waits_asks_an_operator_that_rejects_it_about_once_a_second(t
     process = together("echo", "begins")
     operator.wait_for_polls(10)
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert min(pauses[-3:]) < 2  # of those of a pod whose program runs, each would take 2.5 s or longer
+    assert min(pauses[-3:]) < 2  # while a program runs, each would take 2.5 s or longer
     operator.answer = lambda state: None
     operator.say(FIRST)
     assert ended(process)[:2] == (0, b"begins\n")

@@ -34,7 +34,7 @@ def test_groups_sum_gpu_hours_money_goodput_and_time_in_queues() -> None:
     assert (whole.jobs, whole.queued_seconds, whole.goodput, whole.spent) == (3, 2700, 0.8, {"EUR": 21})
 
 
-def test_weeks_are_those_in_which_jobs_ended_and_currencies_are_not_added() -> None:
+def test_a_job_counts_in_the_week_of_its_end_and_currencies_are_not_added() -> None:
     later = done("b", when="2026-03-11T10:00:00Z")
     later["status"]["cost"]["currency"] = "USD"
     weeks = groups([done("a"), later], "week")
@@ -70,7 +70,7 @@ def test_several_keys_make_a_group_of_each_combination_sorted_by_week() -> None:
     ]
 
 
-def test_a_time_selects_jobs_by_their_end_and_those_that_run_by_the_present() -> None:
+def test_a_time_selects_jobs_by_their_end_and_running_jobs_by_the_present() -> None:
     jobs = list(map(used, [done("a"), a_job("b", "Running")]))
 
     def selected(since: datetime | None = None, until: datetime | None = None) -> list[str]:

@@ -85,7 +85,7 @@ class Splitter:
         return lines
 
     def _with_bars(self, data: bytes) -> list[bytes]:
-        """Return the lines that end. Bars below each other, such as those of tqdm, are one line that is redrawn."""
+        """Return the lines that end. Bars below each other, as tqdm draws them, are one line that is redrawn."""
         lines: list[bytes] = []
         partial = PARTIAL.search(data)
         data, self._partial = (data[: partial.start()], partial[0]) if partial else (data, b"")
