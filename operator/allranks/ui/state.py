@@ -9,10 +9,11 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from allranks.core.facts.model import Pod
 from allranks.errors import ClusterError
+from allranks.shares import Turns
 from allranks.ui import logs
 from allranks.ui import runs as local_runs
 from allranks.ui.archive import AllowedArchive, ArchivedJobs
@@ -25,6 +26,9 @@ from allranks.ui.ranks import Rank, ranks
 from allranks.ui.runs import Runs
 from allranks.views.report.model import Report, build_report
 from allranks.views.report.run_files import RunFiles, read_run_files
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class SignedIn(NamedTuple):
@@ -57,8 +61,9 @@ class State:
     """Suggested namespaces, where the user may name any; None where the server shows what it was started for."""
     now: Callable[[], datetime] = field(default=_now)
     log_room: LogRoom = field(default_factory=lambda: LogRoom(FOLLOWED_HERE))
+    computations: Turns = field(default_factory=Turns)
     account: str = ""
-    """The owner of a share of `log_room`."""
+    """The owner of a share of `log_room`, and of turns in `computations`."""
 
     @property
     def problem(self) -> str:
@@ -129,6 +134,14 @@ class State:
     def reads_large(self) -> AbstractAsyncContextManager[None]:
         """Wait for the turn to read the logs of a page, or a list of whole objects. The turn ends with the block."""
         return self.log_room.page(self.account)
+
+    async def compute(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a function returns that takes much processor time. It is called in a thread; accounts have turns.
+
+        Only one is called at a time: threads of Python share one processor with all requests.
+        """
+        async with self.computations.turn(self.account):
+            return await asyncio.to_thread(function, *args, **kwargs)
 
     async def _last_lines(self, entry: Entry, query: LogQuery) -> LogTail:
         if entry.source == "archive":

@@ -157,7 +157,15 @@ class User:
         cluster = replace(self.cluster, namespace=namespace or self.cluster.namespace)
         room = JobRoom(users.jobs, self.account)
         jobs = ClusterJobs(cluster, namespace, hub, lambda: users.lists.turn(self.account), room)
-        state = State(hub, NoRuns(hub), jobs, choices=self._suggested, log_room=users.log_room, account=self.account)
+        state = State(
+            hub,
+            NoRuns(hub),
+            jobs,
+            choices=self._suggested,
+            log_room=users.log_room,
+            computations=users.computations,
+            account=self.account,
+        )
         if users.archive:
             state.archive = AllowedArchive(users.archive, namespace, self.may, self.name)
         return _Scope(state, asyncio.create_task(jobs.run()))
@@ -239,6 +247,7 @@ class Users:
         self._room, self.log_room = Share(MOST_REQUESTS, MOST_REQUESTS_OF_ONE), LogRoom()
         self.jobs = Share(MOST_JOB_BYTES)
         self._openings, self._checks, self.lists = SharedReads(), Turns(CHECKS_AT_ONCE), Turns(PAGES_OF_LISTS)
+        self.computations = Turns()
         self._closing: set[asyncio.Task[None]] = set()
 
     def cached(self, token: str) -> User | None:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,19 @@ def test_the_requests_of_one_account_are_bounded_and_others_are_answered(server)
     with streams(server, [TOKENS[place % 3] for place in range(2 * MOST_REQUESTS_OF_ONE)]) as statuses:
         assert statuses == {200: MOST_REQUESTS_OF_ONE, 429: MOST_REQUESTS_OF_ONE}
         assert server.status("alice") == server.status("bob") == 200
+
+
+def test_an_account_that_asks_for_much_work_delays_others_by_one_piece_of_it(server, api):
+    for number in range(300):
+        api.put(a_job(f"penguins-{number}", "Running", workers=PODS))
+    eventually(lambda: server.length("alice") > 300 * 300)
+    address = "/api/v1/history?namespace=team"
+    with ThreadPoolExecutor(64) as pool:
+        flood = [pool.submit(server.status, TOKENS[0], address, FLOOD) for _ in range(64)]
+        next(as_completed(flood))  # the others wait
+        assert server.status("alice", address) == 200
+        waiting = sum(not request.done() for request in flood)
+    assert waiting > 32
 
 
 def test_half_requests_are_closed_and_others_are_answered_meanwhile(server):

@@ -5,7 +5,6 @@ The sentences below fields describe them in the OpenAPI document as well.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -85,7 +84,7 @@ async def history(
     days: Days = None,
 ) -> Response:
     entries = list(filter(selection(namespace or None), await _entries_of_history(state, runs)))
-    [grouped] = await asyncio.to_thread(groupings, entries, (by,), state.now(), days)
+    [grouped] = await state.compute(groupings, entries, (by,), state.now(), days)
     return as_printed([as_json(group) for group in grouped])
 
 
@@ -108,8 +107,7 @@ async def history_page(
     selected = list(filter(selection(namespace or None), entries))
     now = state.now()
     deleted = newest_first(entry for entry in selected if entry.source == "archive")
-    # Thousands of statuses are decoded: other requests must not wait for it.
-    grouped, weeks = await asyncio.to_thread(groupings, selected, (by, "week"), now, last_days)
+    grouped, weeks = await state.compute(groupings, selected, (by, "week"), now, last_days)
     whole = usage.total(grouped)
     labels = usage.label_keys((entry.metadata for entry in selected), MOST_LABELS)
     kinds = ["namespace", "team", "user", "pool", "week", "job", *labels]

@@ -5,7 +5,6 @@ The page checks the manifest while it is typed, and on the API server before the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 from collections.abc import Iterable, Sequence
@@ -261,7 +260,7 @@ async def editor(
 @pages.post("/new/problems")
 async def problems(request: Request, state: StateOf) -> Response:
     """Return the list of problems, which a script shows while the user types."""
-    _, findings = await asyncio.to_thread(check, (await _form(request))["manifest"])
+    _, findings = await state.compute(check, (await _form(request))["manifest"])
     return render("problems", findings=findings, verdict="")
 
 
@@ -271,7 +270,7 @@ async def check_or_create(request: Request, state: StateOf, namespace: str = "")
     jobs = state.cluster()
     form = await _form(request)
     text, dry_run = form["manifest"], form.get("action") != "create"
-    job, findings = await asyncio.to_thread(check, text)
+    job, findings = await state.compute(check, text)
     if job is None:
         return _page(state, namespace, text, findings, status=422)
     try:
@@ -290,7 +289,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 async def _checked_page(state: State, namespace: str, text: str, *, template: str = "", source: str = "") -> Response:
-    _, findings = await asyncio.to_thread(check, text)
+    _, findings = await state.compute(check, text)
     return _page(state, namespace, text, findings, template=template, source=source)
 
 

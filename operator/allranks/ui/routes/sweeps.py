@@ -147,8 +147,7 @@ async def report(state: State, sweep: SweepEntry) -> SweepReport:
     """Return the report, which has the GPU time of the trials. Raises Problem."""
     jobs = await _trial_jobs(state, sweep)
     try:
-        # Hundreds of statuses are decoded: other requests must not wait for it.
-        return await asyncio.to_thread(_build_report, sweep, jobs)
+        return await state.compute(_build_report, sweep, jobs)
     except DecodeError as error:
         raise Problem(409, f"the sweep {sweep.name} cannot be read: {error}") from error
 
