@@ -39,7 +39,9 @@ METADATA = f"{JSON};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,{JSON}"
 """The answer without spec and status, for a list."""
 METADATA_OF_ONE = METADATA.replace("MetadataList", "Metadata")
 
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 45.0
+"""Less than the 60 s after which the API server closes the connection in the middle of an answer: only after a timeout
+do lists ask for fewer objects (`kube.watch`)."""
 RETRY_SECONDS = 10.0
 
 
