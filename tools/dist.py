@@ -18,7 +18,7 @@ EPILOG = """files:
   allranks-NAME-image-VERSION.tar                              images, for docker load
   allranks-NAME-VERSION.cdx.json                               CycloneDX: the Python packages of the images of allranks
                                                                itself: operator, ui, data and archiver
-  allranks-VERSION.provenance.json                             SLSA provenance, not signed
+  allranks-VERSION.provenance.json                             SLSA provenance
   SHA256SUMS                                                   for sha256sum --check
 
 examples:

@@ -6,7 +6,7 @@ set -euo pipefail
 usage() {
   cat <<USAGE
 usage: tools/go-tools.sh controlplane | scheduler | node [VERSION]
-       tools/go-tools.sh kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers | gcs
+       tools/go-tools.sh kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers | gcs | actionlint | signing
        (controlplane, helm, helm3: tools/controlplane.sh [VERSION], tools/helm.sh [3] as well)
 
 Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that directory as the only line on stdout:
@@ -24,6 +24,8 @@ Builds the programs into a directory of \$ALLRANKS_CACHE, and prints that direct
   bench         raw, which posts objects as fast as the API server accepts them
   peers         training-operator for comparison in benchmarks, and its CRDs
   gcs           fake-gcs-server, which answers like Google Cloud Storage
+  actionlint    actionlint, which checks workflows of GitHub Actions
+  signing       cosign, and crane, which copies images between files and registries
 Programs that were built before are reused. On two idle cores the control plane takes 4 to 8 minutes, and after it helm, untt
 and scheduler less than a minute together (they share packages), kueue, node, argo and peers 3 to 4 minutes each. Go needs
 4 GB of disk.
@@ -40,7 +42,8 @@ main() {
   repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   case ${1-} in
     -h | --help) usage; exit 0 ;;
-    controlplane | scheduler | node | kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers | gcs)
+    controlplane | scheduler | node | kueue | coscheduling | addons | helm | helm3 | untt | argo | bench | peers | gcs | \
+      actionlint | signing)
       name=$1 kubernetes=${2-} ;;
     *) usage >&2; exit 2 ;;
   esac
@@ -94,6 +97,7 @@ module() {
     helm | helm3 | untt) echo programs ;;
     addons) echo kubernetes/1.36 ;; # of which nodes are by default
     kueue | coscheduling) echo queueing ;;
+    actionlint | signing) echo release ;;
     *) echo "$name" ;;
   esac
 }
@@ -182,6 +186,14 @@ build_untt() {
 
 build_gcs() {
   compile '' github.com/fsouza/fake-gcs-server
+}
+
+build_actionlint() {
+  compile '' github.com/rhysd/actionlint/cmd/actionlint
+}
+
+build_signing() {
+  compile '' github.com/sigstore/cosign/v3/cmd/cosign github.com/google/go-containerregistry/cmd/crane
 }
 
 build_node() {

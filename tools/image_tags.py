@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("README.md", "docs/*.md", "examples/*.yaml", "tools/transcripts.py")
+FILES = ("README.md", "CITATION.cff", "docs/*.md", "examples/*.yaml", "tools/transcripts.py")
 """For git ls-files, whose `*` also matches folders."""
 IMAGE = re.compile(r"(ghcr\.io/allranks/\w+):(?:latest|\d+\.\d+\.\d+[\w.-]*)\b")
 """Not the tag `e2e`, which recorded sessions with the images of the tests show."""
-DOCTOR = re.compile(r"^(  ok +allranks +version )\d+\.\d+\.\d+", re.MULTILINE)
-"""A line of `allranks doctor`. Recorded sessions keep the version that they were recorded with."""
+LINE = re.compile(r"^(  ok +allranks +version |version: |VERSION=)\d+\.\d+\.\d+", re.MULTILINE)
+"""A line of `allranks doctor`, of CITATION.cff, or of commands that verify a release.
+
+Recorded sessions keep the version that they were recorded with."""
 
 
 def main() -> None:
@@ -30,8 +32,8 @@ def main() -> None:
 
 
 def tagged(text: str) -> str:
-    """The text with the current version as the tag of every image of allranks, and in the output of doctor."""
-    return DOCTOR.sub(rf"\g<1>{version()}", IMAGE.sub(rf"\1:{version()}", text))
+    """The text with the current version, as the tag of every image of allranks and in such lines."""
+    return LINE.sub(rf"\g<1>{version()}", IMAGE.sub(rf"\1:{version()}", text))
 
 
 def files() -> list[Path]:

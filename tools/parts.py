@@ -46,7 +46,8 @@ FRAMEWORKS = "frameworks.sh"
 HELM = ("helm.sh", "go-tools.sh untt")
 GANGS = "go-tools.sh scheduler"
 KUEUE = ("go-tools.sh kueue", "go-tools.sh coscheduling")
-RANDOM = str(int.from_bytes(os.urandom(4), "big"))
+SEED = os.environ.get("TEST_SEED") or str(int.from_bytes(os.urandom(4), "big"))
+"""What the parts of the night draw from: random, if TEST_SEED is not set."""
 
 ON_EVERY_KUBERNETES = [
     f"tests/apiserver/test_{name}.py"
@@ -76,7 +77,7 @@ EVERY_CHANGE = (
     Part(
         "static",
         1,
-        "style, types, layers, wording, generated files",
+        "style, types, layers, wording, generated files, workflows",
         [
             [BIN / "ruff", "check", "--no-cache", "."],
             [BIN / "ruff", "format", "--check", "."],
@@ -84,7 +85,9 @@ EVERY_CHANGE = (
             [BIN / "lint-imports", "--no-cache"],
             [BIN / "python", "tools/language.py"],
             ["make", "--no-print-directory", "verify"],
+            [ROOT / "tools" / "actionlint.sh"],
         ],
+        prepares=("go-tools.sh actionlint",),
     ),
     Part(
         "unit",
@@ -158,7 +161,7 @@ NIGHT = (
         "unit and processes with kills after every write and 20,000 histories from a random seed; mutants of the core, "
         "each of which a test must catch",
         [pytest("unit-all", "-m", IN_MEMORY, *TWO_AT_A_TIME)],
-        {"HISTORIES": "20000", "HISTORIES_SEED": RANDOM},
+        {"HISTORIES": "20000", "HISTORIES_SEED": SEED},
     ),
     Part(
         "traces",
@@ -179,7 +182,7 @@ NIGHT = (
         45,
         "every scenario; 600 runs with faults and kills from a random seed; Kueue; Helm 3; the short benchmarks",
         [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
-        {"FAULTS": "600", "FAULTS_SEED": RANDOM},
+        {"FAULTS": "600", "FAULTS_SEED": SEED},
         prepares=("controlplane.sh", *HELM, "helm.sh 3", GANGS, *KUEUE),
     ),
     on_kubernetes("1.30", "the oldest supported Kubernetes"),

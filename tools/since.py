@@ -51,6 +51,7 @@ AREAS: Sequence[tuple[str, str]] = (
     ("bench/*", "tests/unit/bench"),
     ("docs/*", "tests/unit/docs tests/unit/authoring tests/unit/cli"),
     ("mkdocs.yml", "tests/unit/docs"),
+    (".github/*", "tests/unit/tools"),
     ("tests/unit/*", "processes"),
     ("tests/model/scenarios/*.yaml", "apiserver more-scenarios"),
     ("tests/model/*", "unit"),

@@ -27,9 +27,8 @@ import subprocess
 import sys
 import threading
 import time
-import xml.etree.ElementTree as ET
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -37,6 +36,7 @@ from typing import NamedTuple, TextIO
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
 
 import since  # noqa: E402
+from junit import cases  # noqa: E402
 from parts import AFTER_CHANGES, EVERY_CHANGE, NIGHT, PARTS, RESULTS, ROOT, Command, Part  # noqa: E402
 
 from support import environment  # noqa: E402
@@ -62,12 +62,15 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="with --since: print the choice and exit")
     parser.add_argument("--times", action="store_true", help="print the times of the last run and exit")
     parser.add_argument("--list", action="store_true", help="print the table of parts and exit")
+    parser.add_argument("--needs-root", metavar="PART", help="exit with 0 if the part runs containers")
     parser.add_argument("--check", action="store_true", help=f"fail if the table in {PAGE.name} differs")
     parser.add_argument("--update", action="store_true", help=f"write the table into {PAGE.name}")
     options = parser.parse_args()
     if options.list or options.times:
         print(table() if options.list else times())
         return
+    if options.needs_root:
+        sys.exit(not PARTS[options.needs_root].root)
     if options.check or options.update:
         sys.exit(page(write=options.update))
     unknown = [name for name in options.parts if name not in PARTS and name != "all"]
@@ -210,27 +213,6 @@ def stop(builder: subprocess.Popen[bytes]) -> None:
     builder.wait()
 
 
-class Case(NamedTuple):
-    """A test that has run."""
-
-    seconds: float
-    """With fixtures."""
-    file: str
-    name: str
-    failed: bool
-
-
-def cases(part: str) -> Iterator[Case]:
-    """Yield the tests of a part of the last run."""
-    for file in sorted(RESULTS.glob(f"{part}.xml")):
-        for case in ET.parse(file).iter("testcase"):
-            words = case.get("classname", "").split(".")
-            length = next((index for index, word in enumerate(words, 1) if word.startswith("test_")), len(words))
-            failed = case.find("failure") is not None or case.find("error") is not None
-            path = "/".join(words[:length]) + ".py"
-            yield Case(float(case.get("time", 0)), path, "::".join([*words[length:], case.get("name", "")]), failed)
-
-
 def summary(taken: Sequence[Result], seconds: float) -> None:
     """Print the ten slowest tests, the time of each part beside its budget, and everything that failed."""
     slowest = sorted((case for result in taken for case in cases(result.part.name)), reverse=True)[:10]
@@ -251,7 +233,7 @@ def summary(taken: Sequence[Result], seconds: float) -> None:
             print(f"\n{result.part.name} FAILED:")
             for line in [
                 *result.failed,
-                *(f"{case.file}::{case.name}" for case in cases(result.part.name) if case.failed),
+                *(f"{case.file}::{case.name}" for case in cases(result.part.name) if case.failure),
             ]:
                 print(f"  {line}"[:240])
     sys.stdout.flush()

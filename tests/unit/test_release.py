@@ -32,6 +32,10 @@ def test_the_chart_and_its_operator_have_the_version_of_the_package():
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
+def test_the_citation_has_the_version_of_the_package():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
+
+
 def test_the_changelog_has_the_version_after_the_unreleased_changes():
     titles = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert titles[0] == "Unreleased"

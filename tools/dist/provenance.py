@@ -1,8 +1,9 @@
-"""Where the files of a release come from: an in-toto statement with SLSA provenance, which is not signed."""
+"""Where the files of a release come from: an in-toto statement with SLSA provenance, which `tools/publish.py` signs."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,10 +36,16 @@ def write(out: Path, source: Source, images: Sequence[str], base: str) -> None:
                 "internalParameters": {"SOURCE_DATE_EPOCH": source.epoch, "python": platform.python_version()},
                 "resolvedDependencies": [commit(source), *materials()],
             },
-            "runDetails": {"builder": {"id": BUILDER}},
+            "runDetails": {"builder": {"id": builder()}},
         },
     }
     file.write_text(json.dumps(statement, indent=2) + "\n")
+
+
+def builder() -> str:
+    """Return the identity of the workflow that runs, or of a workstation."""
+    server, reference = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_WORKFLOW_REF")
+    return f"{server}/{reference}" if server and reference else BUILDER
 
 
 def commit(source: Source) -> dict[str, Any]:

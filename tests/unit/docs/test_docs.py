@@ -40,13 +40,18 @@ def commands() -> list[tuple[str, list[str]]]:
     """`allranks ...` in shell blocks, and in lines of a console block that begin with `$`."""
     found = []
     for page in PAGES:
-        lines = [line for text in blocks(page, "sh", "bash", "shell") for line in text.splitlines()]
-        lines += [line[2:] for text in blocks(page, "console") for line in text.splitlines() if line.startswith("$ ")]
+        lines = [line for text in blocks(page, "sh", "bash", "shell") for line in whole_lines(text)]
+        lines += [line[2:] for text in blocks(page, "console") for line in whole_lines(text) if line.startswith("$ ")]
         for line in lines:
             words = shlex.split(line, comments=True)
             if "allranks" in words:
                 found.append((page.name, words[words.index("allranks") + 1 :]))
     return found
+
+
+def whole_lines(text: str) -> list[str]:
+    """Return the lines, those that end with a backslash together with the next one."""
+    return text.replace("\\\n", " ").splitlines()
 
 
 def test_every_complete_manifest_in_the_documentation_is_valid() -> None:
