@@ -27,6 +27,29 @@ TWO_RANKS = f"""[rank0]: Traceback (most recent call last):
 [rank1]: ValueError: sample 4711 is broken
 [rank0]: {GLOO}
 """
+# Python 3.13 with FORCE_COLOR
+COLORED = """Traceback (most recent call last):
+  File \x1b[35m"/app/train.py"\x1b[0m, line \x1b[35m10\x1b[0m, in \x1b[35m<module>\x1b[0m
+    \x1b[31mwork\x1b[0m\x1b[1;31m()\x1b[0m
+    \x1b[31m~~~~\x1b[0m\x1b[1;31m^^\x1b[0m
+\x1b[1;35mValueError\x1b[0m: \x1b[35msample 4711 is broken\x1b[0m
+"""
+IPYTHON = """---------------------------------------------------------------------------
+ValueError                                Traceback (most recent call last)
+File /app/train.py:12
+      9 if __name__ == "__main__":
+---> 12     main()
+
+Cell In[32], line 7, in main()
+      5 for step in range(9):
+----> 7     raise ValueError("sample 4711 is broken")
+
+ValueError: sample 4711 is broken
+"""
+# vllm, logging_utils/formatter.py
+LOGGED = "".join(
+    f"ERROR 08-22 13:50:25 200507 [worker_base.py:148] {line}\n" for line in ("Failed.", *RAISED.splitlines())
+)
 TORCHRUN = """Traceback (most recent call last):
   File "/env/bin/torchrun", line 8, in <module>
     sys.exit(main())
@@ -250,6 +273,11 @@ DEEP_LOADER = LOADER.replace("fetch(index)\n", "fetch(index)\n" + '  File "/app/
     ("a traceback in a box", f"{RICH}ValueError: sample 4711 is broken\n{FOOTER}", 1, "ValueError: sample 4711"),
     ("loguru", LOGURU + FOOTER, 1, "ValueError: sample 4711 is broken"),
     ("torchrun --tee", TEED + TEED_PEER + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("colors", COLORED + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("IPython", IPYTHON + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("a logger that begins each line", LOGGED + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("a time before the traceback", f"[2026-12-01 04:50] {RAISED}{FOOTER}", 1, "ValueError: sample 4711 is broken"),
+    ("a text before the traceback", f"ERROR:root:Failed: {RAISED}{FOOTER}", 1, "ValueError: sample 4711 is broken"),
     ("the beginning was cut off", RAISED.split("\n", 1)[1], 1, "ValueError: sample 4711 is broken"),
     (
         "the beginning of the lines of a rank was cut off",
@@ -334,6 +362,12 @@ def test_the_line_that_says_what_ended_a_program(case):
 def test_whether_only_peers_were_lost(case):
     output, lost, *code = case
     assert lost_peer(output, last_words(output, *code)) is lost
+
+
+def test_a_number_in_the_text_of_a_logger_is_no_rank():
+    words = last_words(LOGGED.replace("ERROR", "ERROR [4711]"), 1)
+    assert words is not None
+    assert words.rank is None
 
 
 @table(("torch", TWO_RANKS), ("torchrun --tee", TEED_PEER + TEED))

@@ -47,7 +47,7 @@ def last_words(text: str, code: int | None = 1) -> LastWords | None:
     code may still abort (134, 139), or the pod may be deleted (143); then the exception is what began the end. A
     program that prints its exception and exits with a code of its own does that at its end.
     """
-    lines = text.splitlines()
+    lines = _lines(text)
     if code == _KILLED and any(_ENDS_ITSELF.search(line) for line in lines[-_NEAR_THE_END:]):
         code = 1
     if code not in _FITTING:
@@ -60,6 +60,14 @@ def last_words(text: str, code: int | None = 1) -> LastWords | None:
     if fatal and not _says_more(last, fatal):
         return fatal
     return _with_unresolved(last, lines) if last else _boxed(lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of an output without colors, which Python and loggers write if a variable asks for them."""
+    return _COLOR.sub("", text).splitlines()
+
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def _says_more(exception: LastWords | None, fatal: LastWords) -> bool:
@@ -99,7 +107,7 @@ def cause_line(text: str, code: int | None = 1) -> str:
     """Return the line that says what ended the program: of its last exception, else the last line."""
     if words := last_words(text, code):
         return words.line
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in _lines(text) if line.strip()]
     return lines[-1].strip() if lines else ""
 
 
@@ -117,6 +125,7 @@ def _rank_before(line: str) -> int | None:
 
 def excerpt(text: str, code: int | None, lines: int, characters: int) -> str:
     """Return the end of an output, and before it what ended the program, if that is not part of the end."""
+    text = _COLOR.sub("", text)
     whole = text.rstrip().splitlines()
     end = last_lines(text, lines, characters)
     words = last_words(text, code)
@@ -178,14 +187,21 @@ _PREFIX = r"(?P<prefix>(?:[\[(][^\[\]()]{0,60}[\])](?:<stderr>)?:? ?){0,3}(?: {2
 _BEGINNING = re.compile(_PREFIX)
 _HEAD = re.compile(
     _PREFIX + r"(?:Traceback \(most recent call last\):(?: \(RANK (?P<raised>\d+)\))?"
-    r"|[╭+][─-]+ Traceback \(most recent call last\) [─-]+[╮+])\s*$"
+    r"|[╭+][─-]+ Traceback \(most recent call last\) [─-]+[╮+]"
+    r"|[A-Za-z_][\w.]* {2,}Traceback \(most recent call last\))\s*$"
 )
 """With a rank: torch.distributed.checkpoint (api.py, CheckpointException) raises in all ranks what one raised. In a
-box: rich.traceback, which typer uses."""
-_OF_BOX = ("│", "╰", "|", "+-", "> File ")
-"""Beginnings of lines of a traceback that are not indented: the box of rich, and the frame that loguru marks."""
+box: rich.traceback, which typer uses. After the name of the exception: IPython."""
+_LOGGED_HEAD = re.compile(
+    r"(?P<prefix>.{1,200}\W)(?<!Original )(?<!Exception Group )Traceback \(most recent call last\):\s*$"
+)
+"""A logger writes it after a text of its own, which it may repeat before each line."""
+_OF_BOX = ("│", "╰", "|", "+-", "> File ", "File ", "-", "Cell In", "Input In", "/", "~/", "<ipython-input-")
+"""Beginnings of lines of a traceback that are not indented: the box of rich, the frame that loguru marks, and the
+frames of IPython, with an arrow before the line."""
 _FRAME = re.compile(_PREFIX + r'(?:\s+(?:File ".*", line \d+|\^+$|~+\^*~*$)|RayTaskError\(\w+\): ray::)')
 """With the line of Ray before the traceback of another process, with which frameworks/ray.py begins."""
+_BARE_FRAME = re.compile(r'\s+File "')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:\(\w+\))?(?:: .*|:)?$")
 _CHAIN = re.compile(
     r"(?:During handling of the above exception, another exception occurred:"
@@ -255,7 +271,8 @@ def _words(chain: list[_Exception]) -> LastWords:
     lost = is_lost_peer(f"{first.line}\n{first.details}")
     # A rank that raised, and lost its peers while it handled that, was the first to fail.
     telling = first if not lost and is_lost_peer(f"{last.line}\n{last.details}") else last
-    match = _RANK.search(last.prefix)
+    begin = _BEGINNING.match(last.prefix)
+    match = _RANK.search(begin["prefix"]) if begin else None
     return LastWords(
         line=_innermost(telling),
         begin=first.begin,
@@ -293,16 +310,17 @@ def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
     number, begun = 0, set[str]()
     ignored_end: int | None = None
     while number < len(lines):
-        head = _HEAD.match(lines[number]) or _cut_off(lines[number], number, begun)
+        head = _HEAD.match(lines[number]) or _cut_off(lines[number], number, begun) or _logged(lines[number])
         exception = None
         if head:
-            begun.add(head["prefix"])
-            exception = _exception_after(lines, number + 1, head["prefix"])
+            prefix = _repeated_prefix(head, lines[number + 1 : number + 2])
+            begun.add(prefix)
+            exception = _exception_after(lines, number + 1, prefix)
         if head is None or exception is None:
             number += 1
             continue
         line, end = exception
-        prefix, before = head["prefix"], _reason(lines, number, head["prefix"])
+        before = _reason(lines, number, prefix)
         chained = ignored_end is not None and any(_CHAIN.match(between) for between in lines[ignored_end:number])
         if _IGNORED.match(before) or chained:
             ignored_end = end
@@ -312,7 +330,23 @@ def _tracebacks(lines: list[str]) -> Iterator[_Exception]:
             raised = int(head["raised"]) if head.groupdict().get("raised") else None
             of_child, beside = _OF_CHILD.match(before) is not None, _BESIDE.match(before) is not None
             yield _Exception(line, details, number, end, prefix, raised, of_child, beside)
-        number = number + 1 if head["prefix"] else end  # other ranks may print theirs between these lines
+        number = number + 1 if prefix else end  # other ranks may print theirs between these lines
+
+
+def _logged(line: str) -> re.Match[str] | None:
+    return _LOGGED_HEAD.match(line) if "Traceback (most" in line else None
+
+
+def _repeated_prefix(head: re.Match[str], following: list[str]) -> str:
+    """Return what is before each line of a traceback: nothing, or all or the beginning of what is before the first
+    line."""
+    prefix = head["prefix"]
+    if any(_BARE_FRAME.match(line) for line in following):
+        return ""
+    if head.re is not _LOGGED_HEAD or any(line.startswith(prefix) for line in following):
+        return prefix
+    begin = _BEGINNING.match(prefix)
+    return begin["prefix"] if begin else ""
 
 
 def _reason(lines: list[str], number: int, prefix: str) -> str:
