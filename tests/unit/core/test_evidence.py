@@ -120,6 +120,19 @@ The first task at the barrier: 0. Some timed out task names:
 RPC: /xla.coordination.CoordinationService/Barrier
 """
 BARRIER_OF_TORCH = "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 8000 ms"
+# TORCH_NCCL_DESYNC_DEBUG: torch/csrc/distributed/c10d/TraceUtils.h
+DESYNC = """[rank1]:[E ProcessGroupNCCL.cpp:847] [Rank 1]
+\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:
+\t   - [0, 1] joined but didn't finish collective #7 (count from 1)
+\t     [2, 3] finished collective #6, but didn't join collective #7 (count from 1)
+\t - Snapshot of ranks' latest states:
+\t   #6 finished ranks:
+\t     [2, 3] finished ALLREDUCE
+"""
+NCCL_KEY = (
+    "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [2] via "
+    "c10d key-value store by key '0', but store->get('0') got error: {}"
+)
 STALL_OF_HOROVOD = """[2026-11-30 14:48:47.256978: W horovod/common/stall_inspector.cc:107] One or more tensors were
 Missing ranks:
 2: [allreduce.x, allreduce.y]
@@ -139,6 +152,15 @@ Missing ranks:
     ("Horovod", STALL_OF_HOROVOD, [2, 3]),
     ("Horovod, which ends the job", STALL_OF_HOROVOD.replace("2: ", "2!: "), [2, 3]),
     ("Horovod, before 0.20", "Stalled ops:HorovodBroadcast_dense_1_bias_0 [missing ranks: 1]", [1]),
+    ("torch, ranks that are behind", DESYNC, [2, 3]),
+    (
+        "torch, ranks that never came",
+        "\t - [2, 3] are the lagging ranks that caused this timeout. They never joined any collectives",
+        [2, 3],
+    ),
+    ("torch, the key of NCCL", NCCL_KEY.format("wait timeout after 600000ms, keys: /default_pg/0//cuda//0"), [2]),
+    ("torch, the key of NCCL, before 2.5", NCCL_KEY.format("Timeout waiting for key: default_pg/0/0"), [2]),
+    ("torch, the store is gone", NCCL_KEY.format("Connection reset by peer"), []),
     ("nothing", "RuntimeError: Connection closed by peer [10.0.0.1]:3", []),
 )
 def test_the_ranks_that_an_output_says_were_waited_for(case):
@@ -414,12 +436,30 @@ def test_a_program_that_finds_no_gpu_accuses_its_node_only_if_its_pod_requests_o
     assert weigh(RUNNING, ended, of=job(roles={"worker": 4}, resources=resources)).because == because
 
 
+@table(("on the same node", "node-2", "DeviceError"), ("on another node", "node-3", None))
+def test_a_program_that_finds_no_gpu_on_two_nodes_accuses_none(case):
+    node, because = case
+    of = job(roles={"worker": 4}, resources={"limits": {"nvidia.com/gpu": 1}})
+    before = failure(because="DeviceError", node="node-2", message="RuntimeError: No CUDA GPUs are available")
+    status = replace(RUNNING, attempt=1, history=[PastAttempt(end_time=NOW, reason="Error", failure=before)])
+    assert weigh(status, replace(before, node=node, attempt=1), of=of).because == because
+
+
 @table(
     ("CUDA", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
     ("CUDA, busy", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
     ("bus", "GPU has fallen off the bus"),
     ("kernel", "NVRM: Xid (PCI:0000:3b:00): 79, pid=123"),
     ("AMD", "hipErrorECCNotCorrectable"),
+    ("NVSwitch", "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"),
+    ("NVSwitch, XLA", "failed call to cuInit: INTERNAL: CUDA error: CUDA_ERROR_SYSTEM_NOT_READY"),
+    ("no GPU, torch", "RuntimeError: No CUDA GPUs are available"),
+    (
+        "no driver, torch",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+    ),
+    ("no GPU, JAX", "RuntimeError: Unable to initialize backend 'cuda': FAILED_PRECONDITION: No visible GPU devices."),
+    ("no GPU, Lightning", "MisconfigurationException: No supported gpu backend found!"),
     ("disk", "OSError: [Errno 5] Input/output error"),
     ("memory of a GPU is no device error", "torch.OutOfMemoryError: CUDA out of memory", False),
     ("nor is an assertion", "RuntimeError: CUDA error: device-side assert triggered", False),

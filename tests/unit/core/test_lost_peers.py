@@ -59,12 +59,20 @@ TEXTS = [
         "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
     ),
     ("torch", "RuntimeError: Rank 1 timed out in monitoredBarrier after 8000 ms."),
+    (
+        "torch",
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Timeout waiting for key: default_pg/0/0",
+    ),
     # recorded: torchrun got SIGTERM
     ("torch", "torch.distributed.elastic.multiprocessing.api.SignalException: Process 618 got signal: 15"),
     ("torch", "RuntimeError: DataLoader worker (pid 77) is killed by signal: Terminated."),
     ("torch.rpc", "RuntimeError: eof (this error originated at tensorpipe/transport/uv/connection_impl.cc:132)"),
     ("TensorFlow", "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error"),
     ("TensorFlow", "Collective ops is aborted by: Connection reset"),
+    (
+        "TensorFlow",
+        "tensorflow.python.framework.errors_impl.AbortedError: Graph handle is not found: 01. Possibly, this worker just restarted.",
+    ),
     ("TensorFlow", "/job:worker/replica:0/task:1 is unreachable"),
     ("gRPC", "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:2222"),
     ("sockets", "recv failed: Connection reset by peer"),

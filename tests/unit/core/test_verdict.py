@@ -98,7 +98,31 @@ VERDICTS = (
             "google.api_core.exceptions.ServiceUnavailable: 503 Getting metadata failed",
             "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host s3.test:443",
             "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='data.test', port=443)",
+            "huggingface_hub.errors.LocalEntryNotFoundError: we cannot find the requested files in the local cache",
+            "mlflow.exceptions.MlflowException: API request to http://mlflow:5000/api failed with 500 error responses",
+            "sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) database is locked",
+            "sqlite3.OperationalError: database is locked",
+            "botocore.exceptions.NoCredentialsError: Unable to locate credentials",
+            "google.auth.exceptions.RefreshError: Failed to retrieve http://metadata.google.internal",
+            "PermissionError: [Errno 13] Permission denied: '/.cache'",
+            "OSError: [Errno 116] Stale file handle: 'cache.arrow'",
+            "RuntimeError: Too many open files. Communication with the workers is no longer possible.",
+            "RuntimeError: can't start new thread",
         )
+    ),
+    *(
+        (line[:60], after(failure(message=traceback(line))), failure(message=traceback(line)), "Unknown")
+        for line in (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was attempted "
+            "on non supported HW",
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+        )
+    ),
+    (
+        "no GPU on two nodes",
+        after(failure(node="node-2", message=traceback("RuntimeError: No CUDA GPUs are available"))),
+        failure(node="node-3", message=traceback("RuntimeError: No CUDA GPUs are available")),
+        "Unknown",
     ),
     (
         "a damaged file that is no checkpoint",
@@ -110,6 +134,10 @@ VERDICTS = (
         (line.partition(":")[0], RUNNING, failure(message=traceback(line)), "Program")
         for line in (
             "botocore.exceptions.ClientError: An error occurred (NoSuchKey) when calling the GetObject operation",
+            "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name'",
+            "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error",
+            "google.protobuf.message.DecodeError: Error parsing message",
+            "sqlalchemy.exc.ProgrammingError: (sqlite3.ProgrammingError) Cannot operate on a closed database.",
             "yaml.scanner.ScannerError: mapping values are not allowed here",
             "KeyError: 'http'",
         )

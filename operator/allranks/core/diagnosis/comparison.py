@@ -8,6 +8,7 @@ from functools import cached_property
 
 from allranks.api.job import Job
 from allranks.api.status import Failure, Status
+from allranks.core.diagnosis.patterns import is_without_device
 from allranks.core.diagnosis.reasons import CANNOT_START, FAULTS, cause_line, possible_signal
 from allranks.core.facts import naming, topology
 
@@ -83,6 +84,14 @@ class Comparison:
             return self.failure.step
         progress = self.status.progress
         return (progress.step or 0) + 1 if progress else 1
+
+    @property
+    def without_device_elsewhere(self) -> bool:
+        """The program found no GPU, as before on another node: neither has one, or the program hides them."""
+        before, failure = self.before, self.failure
+        if before is None or None in (before.node, failure.node) or before.node == failure.node:
+            return False
+        return is_without_device(failure.message) and is_without_device(before.message)
 
     @property
     def again_on_node(self) -> bool:

@@ -14,7 +14,7 @@ from functools import cached_property
 from allranks.api.job import Job
 from allranks.api.status import Because, Failure, Status
 from allranks.core.diagnosis import hardware, last_words, patterns
-from allranks.core.diagnosis.comparison import made_steps
+from allranks.core.diagnosis.comparison import Comparison, made_steps
 from allranks.core.diagnosis.reasons import CANNOT_START, LOST_PEER, OF_OTHERS, cause_line
 from allranks.core.facts import naming, pod_template, pool_template, preflight, stored_checkpoints, topology
 from allranks.core.facts.attempt import Ranks
@@ -79,7 +79,7 @@ def _culprit(evidence: Evidence, failure: Failure) -> Failure:
     unhealthy = hardware.problem(pod, evidence.node_problems)
     if unhealthy and failure.reason in _ENDS_BY_HARDWARE and failure.because != LOST_PEER:
         return replace(failure, because=unhealthy[0], message=f"{unhealthy[1]}\n{failure.message}"[:2048])
-    if failure.because == "DeviceError" and _requests_no_gpu(evidence, failure):
+    if failure.because == "DeviceError" and _not_of_node(evidence, failure):
         return replace(failure, because=None)
     if failure.because == "InitContainer" and _passed_elsewhere(evidence, failure):
         return replace(failure, because="InitContainerOfNode")
@@ -94,11 +94,13 @@ def _culprit(evidence: Evidence, failure: Failure) -> Failure:
     return failure
 
 
-def _requests_no_gpu(evidence: Evidence, failure: Failure) -> bool:
-    """Return whether the program found no GPU, and its pod requests none."""
+def _not_of_node(evidence: Evidence, failure: Failure) -> bool:
+    """Return whether the program found no GPU, and its pod requests none, or it found none on another node either."""
     job, platform = evidence.job, evidence.platform
     if not patterns.is_without_device(failure.message) or pool_template.unavailable(job, platform):
         return False
+    if Comparison(job, evidence.status, failure).without_device_elsewhere:
+        return True
     template = pod_template.role_templates(job, platform).get(failure.role)
     return template is not None and pod_template.gpus(job, template, platform) == 0
 

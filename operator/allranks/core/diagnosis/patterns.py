@@ -15,7 +15,9 @@ from typing import Literal
 _DEVICE = re.compile(
     # CUDA, cudaGetErrorString and cuGetErrorString: https://docs.nvidia.com/cuda/cuda-runtime-api (cudaError).
     r"uncorrectable (?:NVLink error|ECC error)|ECC_UNCORRECTABLE|hardware stack error|cudaErrorHardwareStackError"
-    r"|CUDA-capable device\(s\) is/are busy or unavailable"
+    r"|CUDA-capable device(?:\(s\) is/are|s are) busy or unavailable"
+    # NVSwitch without its fabric manager
+    r"|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|Error 802: |\bsystem not yet initialized"
     r"|CUDA driver initialization failed|the GPU is lost|GPU is lost|[Ff]allen off the bus"
     r"|Unable to determine the device handle for (?:GPU|gpu)|NVML: Unknown Error"
     r"|Driver/library version mismatch|\bXid\b.{0,40}\b(?:48|62|63|64|74|79|94|95|119|120|140)\b"
@@ -29,6 +31,15 @@ _DEVICE = re.compile(
 )
 _NO_DEVICE = re.compile(
     r"no CUDA-capable device is detected|cudaErrorNoDevice|Failed to initialize NVML|nvmlInit|hipErrorNoDevice"
+    # torch/cuda/__init__.py and c10/cuda; xla, gpu_helpers.cc; lightning, accelerator_connector.py
+    r"|No (?:CUDA|HIP) GPUs are available|Found no NVIDIA driver on your system"
+    r"|No visible GPU devices|No supported gpu backend found"
+)
+_DRIVER = re.compile(
+    # cudaGetErrorString, and torch/cuda/__init__.py
+    r"system has unsupported display driver / cuda driver combination"
+    r"|forward compatibility was attempted on non supported HW"
+    r"|CUDA driver version is insufficient for CUDA runtime version|The NVIDIA driver on your system is too old"
 )
 _NETWORK = re.compile(
     # gai_strerror of glibc, musl and macOS, and what curl, urllib3, Java and gRPC make of it
@@ -59,6 +70,11 @@ def kind_of_error(text: str) -> Literal["DeviceError", "WriteFailed", "NetworkEr
 def is_without_device(text: str) -> bool:
     """Return whether the text says that there is no GPU. In a pod that requests none, that is no fault of its node."""
     return _NO_DEVICE.search(text) is not None
+
+
+def is_driver_mismatch(text: str) -> bool:
+    """Return whether the text says that the driver of the node and the CUDA libraries of the image do not fit."""
+    return _DRIVER.search(text) is not None
 
 
 _UNREADABLE = re.compile(
@@ -121,6 +137,7 @@ LOST_PEERS: tuple[LostPeer, ...] = (
     LostPeer("torch", r"Ranks? \d[\d, ]* failed to pass monitoredBarrier", "torch, ProcessGroupGloo.cpp: in rank 0"),
     LostPeer("torch", r"successfully reached monitoredBarrier, but received errors", "torch, ProcessGroupGloo.cpp"),
     LostPeer("torch", r"timed out in monitoredBarrier after", "torch, ProcessGroupGloo.cpp"),
+    LostPeer("torch", r"is setting up NCCL communicator and retr\w+ ncclUniqueId from", "torch, ProcessGroupNCCL.cpp"),
     LostPeer("torch", r"Rendezvous(?:Timeout|Connection|Closed)Error", "torch/distributed/elastic/rendezvous/api.py"),
     LostPeer("torch", r"elastic\S*\.SignalException: |SignalException: Process \d+ got signal", "torchrun"),
     LostPeer("torch", r"DataLoader worker \(pid[^)]*\) is killed by signal: Terminated", "torch, the pod is deleted"),
@@ -128,6 +145,7 @@ LOST_PEERS: tuple[LostPeer, ...] = (
         "torch.rpc", r"(?:RPCErr:1|eof \(this error originated at|connection reset by peer \(this error)", "tensorpipe"
     ),
     LostPeer("TensorFlow", r"\bUnavailableError\b", "tensorflow/python/framework/errors_impl.py"),
+    LostPeer("TensorFlow", r"Possibly,? this worker .*just restarted", "tf, graph_mgr.cc, worker_session.cc"),
     # If members ask for different things, the error names the difference: tf, collective_param_resolver_distributed.cc
     LostPeer(
         "TensorFlow",
@@ -167,13 +185,18 @@ def is_lost_peer(text: str) -> bool:
 
     `text`: an exception with the lines of its message, or a fatal line of native code.
     """
-    return _ANY.search(text) is not None and _OF_CLIENTS.match(text) is None
+    return _ANY.search(text) is not None and not is_of_client(text)
 
 
 _OF_CLIENTS = re.compile(
-    r"(?:requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|botocore|s3transfer|google|azure|fsspec|gcsfs|s3fs)\."
+    r"(?:requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|botocore|s3transfer|google(?!\.protobuf)|azure|fsspec"
+    r"|gcsfs|s3fs|mlflow|wandb|comet_ml|neptune|clearml|pymongo|redis|kubernetes)\."
 )
-"""Exceptions of clients of services, which lose connections too."""
+
+
+def is_of_client(text: str) -> bool:
+    """Return whether an exception is one of a client of a service: a store of data or models, a tracker, a database."""
+    return _OF_CLIENTS.match(text) is not None
 
 
 # --- other ranks that did not come ------------------------------------------------------------------------------------
@@ -223,15 +246,18 @@ _ABSENT = re.compile(
     r"Ranks? (?P<barrier>\d+(?:, \d+)*) failed to pass monitoredBarrier"
     # xla, coordination_service.cc: names of tasks, or their numbers, one a line
     r"|[Tt]imed out task names:\s*(?P<tasks>(?:\n(?:/job:\w+/replica:\d+/task:)?\d+[ \t]*(?=\n|$))+)"
+    # torch, ProcessGroupNCCL.cpp and TraceUtils.h
+    r"|retr\w+ ncclUniqueId from \[(?P<first>\d+)\] via .* got error: (?:.*[Tt]imeout)"
+    r"|\[(?P<behind>\d+(?:, ?\d+)*)\] finished collective #\d+, but didn't join collective"
+    r"|\[(?P<never>\d+(?:, ?\d+)*)\] are the lagging ranks that caused this timeout"
     # horovod, stall_inspector.cc
     r"|Missing ranks:(?P<stalled>(?:\n\d+!?: \[.*)+)|\[missing ranks:(?P<missing> ?\d+(?:, ?\d+)*)"
 )
 _NUMBER = {
-    "barrier": re.compile(r"\d+"),
     "tasks": re.compile(r"\d+[ \t]*$", re.MULTILINE),
     "stalled": re.compile(r"^\d+(?=!?: \[)", re.MULTILINE),
-    "missing": re.compile(r"\d+"),
 }
+_ANY_NUMBER = re.compile(r"\d+")
 
 
 def absent(text: str) -> list[int]:
@@ -240,4 +266,4 @@ def absent(text: str) -> list[int]:
     if not matches:
         return []
     group = matches[-1].lastgroup or ""
-    return sorted({int(number) for number in _NUMBER[group].findall(matches[-1][group])})
+    return sorted({int(number) for number in _NUMBER.get(group, _ANY_NUMBER).findall(matches[-1][group])})

@@ -54,14 +54,23 @@ def _reason(*reasons: str) -> _Condition:
 _OF_MANIFEST = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 _OF_NODE = ("NodeLost", UNKNOWN_END)
 _OF_SYSTEM = re.compile(
-    r"(?:[\w.]+\.)?(?:OSError|IOError|BlockingIOError|InterruptedError|BrokenPipeError"
+    r"(?:[\w.]+\.)?(?:OSError|IOError|PermissionError|BlockingIOError|InterruptedError|BrokenPipeError"
     r"|\w*Connect\w*Error|\w*Timeout\w*|SSL\w*Error|\w*H(?:TTP|ttp)\w*Error|\w*ProtocolError|URLError|RemoteDisconnected"
     r"|MaxRetryError|\w*ServiceUnavailable\w*|TooManyRequests|ServerDisconnectedError|\w*RpcError|CommError"
+    # PEP 249: errors of a database "not necessarily under the control of the programmer"
+    r"|\w*OperationalError"
     # botocore: the code of the service is in the message
-    r"|ClientError(?=: An error occurred \((?:5\d\d|SlowDown|Throttling|RequestTimeout|\w*Unavailable|InternalError)))"
+    r"|ClientError(?=: An error occurred \((?:5\d\d|SlowDown|Throttling|RequestTimeout|\w*Unavailable|InternalError"
+    r"|ExpiredToken)))"
     r"(?![\w.])"
 )
 """Exceptions that disks, other hosts and services cause as often as programs do."""
+_OF_LIMITS = re.compile(
+    r"Too many open files|can't start new thread|Resource temporarily unavailable|Cannot allocate memory"
+)
+"""What is said of limits of the operating system (strerror), by whatever exception."""
+_OF_REQUEST = re.compile(r"[\w.]*\.(?:ClientError|(?!Local)\w*NotFound\w*|\w*(?:Validation|Argument)\w*)(?![\w.])")
+"""Exceptions of clients of services about what the program asked for."""
 _OF_CHILD = re.compile(
     # torch/utils/data/_utils/signal_handling.py, dataloader.py, torch/multiprocessing/spawn.py
     r"DataLoader worker \(pid.{1,80}\) (?:is killed by signal|exited unexpectedly)|process \d+ terminated with signal"
@@ -157,8 +166,15 @@ TABLE: tuple[Row, ...] = (
     Row(
         "Unknown",
         "the exception is one of the operating system or of another service, such as `OSError` or `TimeoutError`, or "
-        "the container runtime could not start the container",
+        "one of a client of a service, or names a limit of the operating system; or the container runtime could not "
+        "start the container",
         lambda case: _of_system(case) or case.failure.reason in CANNOT_START,
+    ),
+    Row(
+        "Unknown",
+        "the exception says that the driver of the node and the CUDA of the image do not fit, or that there is no GPU, "
+        "as it did on another node",
+        lambda case: patterns.is_driver_mismatch(_exception(case.failure)) or case.without_device_elsewhere,
     ),
     Row(
         "Unknown",
@@ -199,7 +215,8 @@ def _exception(failure: Failure) -> str:
 
 def _of_system(case: Comparison) -> bool:
     line = _exception(case.failure) or (last_words.cause_line(case.failure.message) if _repeated(case) else "")
-    return _OF_SYSTEM.match(line) is not None
+    of_client = patterns.is_of_client(line) and not _OF_REQUEST.match(line)
+    return of_client or (_OF_SYSTEM.match(line) or _OF_LIMITS.search(line)) is not None
 
 
 def judged(job: Job, status: Status, failure: Failure) -> Failure:
