@@ -45,9 +45,9 @@ class RayOptions(Model):
 
 
 _PROGRAM_LINES = "allranks: the last lines of the program itself:\n"
-"""Written by inpod/ray_output.py, if Ray printed lines of other processes after them."""
+"""Written by inpod/ray_output.py, if Ray printed lines of other processes after them, or one of these died."""
 _TASK_ERROR = re.compile(
-    r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |ActorDiedError: |WorkerCrashedError: )", re.MULTILINE
+    r"^(?:ray\.exceptions\.)?(?=RayTaskError\(\w+\): |(?:Ray)?Actor(?:Died)?Error: |WorkerCrashedError: )", re.MULTILINE
 )
 """The exception of a task or actor: Ray adds the remote traceback to it, with process and address of the node."""
 _OF_DRIVER = re.compile(r"^\[Rank (?P<rank>\d+)(?:,\d+)* Error Snippet\]:\n", re.MULTILINE)

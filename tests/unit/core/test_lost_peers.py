@@ -90,8 +90,8 @@ TEXTS = [
     ("MPI", "mpi4py.MPI.Exception: MPIX_ERR_PROC_FAILED: Process Failure"),
     ("MPI", "PRTE has lost communication with a remote daemon."),
     ("MPI", "MPIDI_CH3I_Progress: Communication error with rank 1"),
-    ("Ray", "ray.exceptions.ActorDiedError: The actor died because of an error"),
-    ("Ray", "The actor died unexpectedly before finishing this task."),
+    ("Ray", "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task."),
+    ("Ray", "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"),
 ]
 
 
@@ -125,6 +125,7 @@ def test_each_row_of_the_table_has_a_text():
         "ranks of Horovod that ask for different things",
         "horovod.common.exceptions.HorovodInternalError: Mismatched allreduce tensor shapes: One rank sent a tensor of shape [3]",
     ),
+    ("an actor that the program ended", "The actor is dead because it was killed by `ray.kill`."),
     ("a missing file", "FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'"),
     ("memory of a GPU", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."),
     ("an assertion of a kernel", "RuntimeError: CUDA error: device-side assert triggered"),

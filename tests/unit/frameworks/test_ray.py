@@ -9,6 +9,7 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.api.validation import parse
+from allranks.core.diagnosis import last_words
 from allranks.core.facts import topology
 from allranks.core.facts.attempt import Ranks
 from allranks.core.facts.model import Platform
@@ -254,6 +255,24 @@ def test_the_root_cause_is_the_remote_failure_with_the_address_of_its_node(log: 
     assert found.message is not None
     assert found.message.startswith(begins)
     assert log.strip().endswith(found.message)
+
+
+@pytest.mark.parametrize(
+    ("last", "cause", "lost"),
+    [
+        ("", "ActorDiedError: actor of class Learner", True),
+        ("Its last lines:\nFatal Python error: Segmentation fault\n", "Fatal Python error: Segmentation fault", False),
+    ],
+)
+def test_the_line_of_an_actor_that_died_is_the_fault_of_its_process_or_names_the_process(
+    last: str, cause: str, lost: bool
+):
+    line = "ActorDiedError: actor of class Learner, pid 831 at 10.0.3.7, is dead because its worker process has died"
+    root_cause = FRAMEWORKS["ray"].log.root_cause(f"allranks: the last lines of the program itself:\n{line}\n{last}")
+    assert root_cause is not None
+    text = root_cause.message or ""
+    assert last_words.cause_line(text).startswith(cause)
+    assert last_words.lost_peer(text, last_words.last_words(text)) is lost
 
 
 def test_a_log_without_a_remote_failure_has_no_other_cause():

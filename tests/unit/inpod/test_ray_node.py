@@ -437,3 +437,61 @@ def test_the_dashboard_is_open_only_where_a_token_protects_it(pod: Pod, case: tu
     [call] = pod.calls()
     assert {f"--dashboard-host={host}", "--dashboard-port=20002"} <= set(call)
     assert ("Ray before 2.52 has no tokens, so its dashboard is only at 127.0.0.1" in error) == (host != "0.0.0.0")
+
+
+# Recorded: Ray 2.60, shortened.
+PROCESS = "\x1b[36m(Trainer pid=16405, ip=127.0.0.3)\x1b[0m "
+DEAD_WORKER = (
+    "\x1b[33m(raylet)\x1b[0m A worker died or was killed while executing a task by an unexpected system error. Worker "
+    "ID: 42c5 Worker IP address: 127.0.0.4 Worker port: 32885 Worker PID: 30726 Worker exit type: SYSTEM_ERROR Worker "
+    "exit detail: RPC error: Socket closed"
+)
+CRASH = (
+    "*** SIGSEGV received at time=1796101492 on cpu 0 ***",
+    "Fatal Python error: Segmentation fault",
+    "",
+    "Stack (most recent call first):",
+    '  File "/app/train.py", line 9 in train',
+    "Extension modules: msgpack._cmsgpack, google._upb._message",
+)
+RAISED_BY_RAY = 'Traceback (most recent call last):\n  File "/app/train.py", line 13, in <module>\n'
+ACTOR_DIED = (
+    f"{RAISED_BY_RAY}ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+    "\tclass_name: Trainer\n\tactor_id: 6ae1\n\tpid: 16405\n\tname: trainer-1\n\tip: 127.0.0.3\n"
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+    "unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the OOM killer\n"
+)
+ACTOR_LINE = (
+    "ActorDiedError: actor trainer-1 of class Trainer, pid 16405 at 127.0.0.3, is dead because its worker process has "
+    "died: Worker unexpectedly exits with a connection error code 2. End of file"
+)
+TASK_DIED = (
+    f"{RAISED_BY_RAY}ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task.\n"
+)
+
+
+@table(
+    ("a signal", ACTOR_DIED, [ACTOR_LINE]),
+    (
+        "a fault, whose lines come later",
+        ACTOR_DIED + "".join(f"{PROCESS}{line}\n" for line in CRASH),
+        [ACTOR_LINE, "Its last lines:", CRASH[1], *CRASH[3:5]],
+    ),
+    (
+        "an exit that the process explains",
+        f"{PROCESS}no data in shard 3\n{ACTOR_DIED}",
+        [ACTOR_LINE, "Its last lines:", "no data in shard 3"],
+    ),
+    (
+        "a task",
+        f"{DEAD_WORKER}\n{TASK_DIED}",
+        ["WorkerCrashedError: the worker died, pid 30726 at 127.0.0.4: RPC error: Socket closed"],
+    ),
+    ("a program that survived it", f"{ACTOR_DIED}{RAISED_BY_RAY}ValueError: no data\n", []),
+)
+def test_the_end_of_the_log_says_which_process_of_ray_died_and_its_last_lines(case, pod: Pod) -> None:
+    output, lines = case
+    code, _, error = end(pod.lead(f"import os; os.write(2, {output.encode()!r}); os._exit(1)"))
+    assert code == 1
+    _, _, report = error.partition("allranks: the last lines of the program itself:\n")
+    assert report.splitlines() == lines

@@ -170,10 +170,8 @@ LOST_PEERS: tuple[LostPeer, ...] = (
     LostPeer("MPI", r"MPI_ERR_(?:PROC_FAILED|REVOKED)|MPIX_ERR_PROC_FAILED", "ULFM"),
     LostPeer("MPI", r"(?:ORTE|PRTE|PMIx).*(?:lost communication|lost connection)", "Open MPI, help-errmgr"),
     LostPeer("MPI", r"Communication error with rank", "MPICH, errnames.txt"),
-    LostPeer(
-        "Ray", r"\b(?:ActorDiedError|ActorUnavailableError|WorkerCrashedError|NodeDiedError)\b", "ray/exceptions.py"
-    ),
-    LostPeer("Ray", r"The actor died unexpectedly|The actor is dead because", "ray/exceptions.py"),
+    LostPeer("Ray", r"\b(?:ActorUnavailableError|WorkerCrashedError|NodeDiedError)\b", "ray/exceptions.py"),
+    LostPeer("Ray", r"because its (?:worker process|node|owner) has died", "ray/exceptions.py"),
 )
 
 _ANY = re.compile("|".join(f"(?:{row.pattern})" for row in LOST_PEERS), re.MULTILINE)

@@ -198,7 +198,7 @@ def _by_default(compared: Comparison, failure: Failure) -> tuple[Action, str]:
 
 
 _BY_EVIDENCE: dict[Because, tuple[Action, str]] = {
-    "LostPeer": ("Restart", "it lost other ranks, and none of them failed"),
+    "LostPeer": ("Restart", "it lost other ranks or processes, and no other pod failed"),
     "NeverWhole": ("RestartUncounted", "the attempt was never whole"),
     "PodRefused": ("RestartUncounted", "the attempt was never whole"),
     "NotJoined": ("RestartUncounted", "the group of ranks never formed"),
