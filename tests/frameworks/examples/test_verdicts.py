@@ -283,6 +283,51 @@ for step in range(100):
     MPI.COMM_WORLD.allreduce(1)
     time.sleep(0.01)
 """
+# vllm, logging_utils/formatter.py: a logger that writes the beginning of the line before each line of a traceback
+LOGS_EACH_LINE = """
+import logging, sys, time
+import torch, torch.distributed as dist
+
+class Formatter(logging.Formatter):
+    def format(self, record):
+        text = super().format(record)
+        return text.replace("\\n", "\\n" + text.split(record.message)[0])
+
+handler = logging.StreamHandler()
+handler.setFormatter(Formatter("%(levelname)s %(asctime)s %(process)d [%(filename)s:%(lineno)d] %(message)s"))
+logging.basicConfig(handlers=[handler], level=logging.INFO)
+dist.init_process_group("gloo")
+try:
+    for step in range(100):
+        if step == 30 and dist.get_rank() == 1:
+            raise ValueError("sample 4711 is broken")
+        dist.all_reduce(torch.ones(2))
+except Exception:
+    logging.exception("Error executing the loop.")
+    if dist.get_rank() == 1:
+        time.sleep(6)
+        for number in range(30):
+            logging.info("summary: metric %d: 0.5", number)
+    sys.exit(1)
+"""
+FAULT_OF_AN_ACTOR = """
+import ctypes, ray
+
+ray.init()
+
+@ray.remote(num_cpus=1)
+class Trainer:
+    def __init__(self, rank):
+        self.rank = rank
+
+    def train(self, step):
+        if step == 5 and self.rank == 1:
+            ctypes.string_at(0)
+
+actors = [Trainer.options(name=f"trainer-{rank}").remote(rank) for rank in range(2)]
+for step in range(10):
+    ray.get([actor.train.remote(step) for actor in actors])
+"""
 ACTORS = """
 import atexit, ray
 
@@ -482,6 +527,22 @@ RAISED_BY_1 = {**RANK_1, "verdict": "Program"}
         ACTORS,
         {"roles": {"head": 1, "worker": 2}, "command": PYTHON, "resources": {"requests": {"cpu": 1}}},
         {"role": "head", "rank": None, "verdict": "Program"},
+        BROKEN,
+    ),
+    (
+        "a fault in an actor of Ray",
+        "ray",
+        FAULT_OF_AN_ACTOR,
+        {"roles": {"head": 1, "worker": 2}, "command": PYTHON, "resources": {"requests": {"cpu": 1}}},
+        {"role": "head", "rank": None, "verdict": "Unknown"},
+        "ActorDiedError: actor trainer-1 of class Trainer, pid ",
+    ),
+    (
+        "a logger that begins each line",
+        "pytorch",
+        LOGS_EACH_LINE,
+        {**TWO, "command": PYTHON},
+        RAISED_BY_1,
         BROKEN,
     ),
     (
