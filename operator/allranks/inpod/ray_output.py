@@ -29,7 +29,7 @@ _LOST_PEER = re.compile(
 """Errors of a rank because another one has failed."""
 
 
-_PROCESS = re.compile(rb"\(.*\bpid=(?P<pid>\d+)(?:, ip=(?P<ip>[^(),]+))?\) (?P<text>.*)")
+_PROCESS = re.compile(rb"\(.*?\bpid=(?P<pid>\d+)(?:, ip=(?P<ip>[^(),]+))?\) (?P<text>.*)")
 """A line of a process that runs tasks or an actor."""
 _DIED = re.compile(
     rb"\(raylet\b.*Worker IP address: (?P<ip>\S+) .*Worker PID: (?P<pid>\d+) .*Worker exit detail: (?P<detail>.*)"
@@ -82,7 +82,8 @@ class Output(Stderr):  # type: ignore[misc]
 
     def _keep_line_of_process(self, line: bytes) -> None:
         if died := _DIED.match(line):
-            self._dead = (died["pid"].decode(), died["ip"].decode(), died["detail"].decode(errors="replace"))
+            pid, address, detail = (died[name].decode(errors="replace") for name in ("pid", "ip", "detail"))
+            self._dead = (pid, address, detail)
         elif (process := _PROCESS.match(line)) and not process["text"].startswith(_MODULES.encode()):
             key = (process["pid"].decode(), (process["ip"] or b"").decode(errors="replace"))
             lines = self._of_process.pop(key, b"") + process["text"] + b"\n"
@@ -101,9 +102,9 @@ class Output(Stderr):  # type: ignore[misc]
         """Returns which process died and its last lines, if the program ended by the exception that says so."""
         text = text[text.rfind(_TRACEBACK) :] if _TRACEBACK in text else text
         if actor := [*_ACTOR_DIED.finditer(text)]:
-            fields = dict(line.strip().split(": ", 1) for line in actor[-1]["fields"].splitlines())
+            fields = dict(re.findall(r"\t(\w+): (.*)\n", actor[-1]["fields"]))
             pid, address, kind = fields.get("pid", "?"), fields.get("ip", "?"), fields.get("class_name", "?")
-            name = f"{fields['name']} of class {kind}" if "name" in fields else f"of class {kind}"
+            name = f"{fields['name']} of class {kind}" if fields.get("name") else f"of class {kind}"
             begin = f"{actor[-1]['error']}: actor {name}, pid {pid} at {address}, is dead"
             begin, detail = f"{begin} because its worker process has died", actor[-1]["detail"]
         elif (task := [*_TASK_DIED.finditer(text)]) and self._dead:

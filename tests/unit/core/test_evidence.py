@@ -160,6 +160,12 @@ Missing ranks:
     ),
     ("torch, the key of NCCL", NCCL_KEY.format("wait timeout after 600000ms, keys: /default_pg/0//cuda//0"), [2]),
     ("torch, the key of NCCL, before 2.5", NCCL_KEY.format("Timeout waiting for key: default_pg/0/0"), [2]),
+    (
+        "torch, the key of NCCL in a group of some ranks",
+        NCCL_KEY.format("wait timeout, keys: /default_pg/0//7//cuda//0"),
+        [],
+    ),
+    ("torch, ranks of a group of some ranks", f"[PG ID 7 PG GUID 7 Rank 1] {DESYNC}", []),
     ("torch, the store is gone", NCCL_KEY.format("Connection reset by peer"), []),
     ("nothing", "RuntimeError: Connection closed by peer [10.0.0.1]:3", []),
 )
@@ -453,6 +459,7 @@ def test_a_program_that_finds_no_gpu_on_two_nodes_accuses_none(case):
     ("AMD", "hipErrorECCNotCorrectable"),
     ("NVSwitch", "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"),
     ("NVSwitch, XLA", "failed call to cuInit: INTERNAL: CUDA error: CUDA_ERROR_SYSTEM_NOT_READY"),
+    ("NVSwitch, torch before 1.5", "cuda runtime error (802) : system not yet initialized"),
     ("no GPU, torch", "RuntimeError: No CUDA GPUs are available"),
     (
         "no driver, torch",

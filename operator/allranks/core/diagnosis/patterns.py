@@ -17,7 +17,8 @@ _DEVICE = re.compile(
     r"uncorrectable (?:NVLink error|ECC error)|ECC_UNCORRECTABLE|hardware stack error|cudaErrorHardwareStackError"
     r"|CUDA-capable device(?:\(s\) is/are|s are) busy or unavailable"
     # NVSwitch without its fabric manager
-    r"|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|Error 802: |\bsystem not yet initialized"
+    r"|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady"
+    r"|(?:[Ee]rror \(?802\)? ?|CUDA error): system not yet initialized"
     r"|CUDA driver initialization failed|the GPU is lost|GPU is lost|[Ff]allen off the bus"
     r"|Unable to determine the device handle for (?:GPU|gpu)|NVML: Unknown Error"
     r"|Driver/library version mismatch|\bXid\b.{0,40}\b(?:48|62|63|64|74|79|94|95|119|120|140)\b"
@@ -244,8 +245,8 @@ _ABSENT = re.compile(
     r"Ranks? (?P<barrier>\d+(?:, \d+)*) failed to pass monitoredBarrier"
     # xla, coordination_service.cc: names of tasks, or their numbers, one a line
     r"|[Tt]imed out task names:\s*(?P<tasks>(?:\n(?:/job:\w+/replica:\d+/task:)?\d+[ \t]*(?=\n|$))+)"
-    # torch, ProcessGroupNCCL.cpp and TraceUtils.h
-    r"|retr\w+ ncclUniqueId from \[(?P<first>\d+)\] via .* got error: (?:.*[Tt]imeout)"
+    # torch, ProcessGroupNCCL.cpp: the key of the group of all ranks; and TraceUtils.h
+    r"|retr\w+ ncclUniqueId from \[(?P<first>\d+)\] via .* got error: .*[Tt]imeout.*default_pg/0/(?:/cuda//)?0\b"
     r"|\[(?P<behind>\d+(?:, ?\d+)*)\] finished collective #\d+, but didn't join collective"
     r"|\[(?P<never>\d+(?:, ?\d+)*)\] are the lagging ranks that caused this timeout"
     # horovod, stall_inspector.cc
@@ -256,6 +257,8 @@ _NUMBER = {
     "stalled": re.compile(r"^\d+(?=!?: \[)", re.MULTILINE),
 }
 _ANY_NUMBER = re.compile(r"\d+")
+_SUBGROUP = re.compile(r"\[PG (?:ID )?[1-9]")
+"""torch, ProcessGroupNCCL.cpp: a group that numbers its ranks itself."""
 
 
 def absent(text: str) -> list[int]:
@@ -264,4 +267,6 @@ def absent(text: str) -> list[int]:
     if not matches:
         return []
     group = matches[-1].lastgroup or ""
+    if group in ("behind", "never") and _SUBGROUP.search(text):
+        return []
     return sorted({int(number) for number in _NUMBER.get(group, _ANY_NUMBER).findall(matches[-1][group])})
