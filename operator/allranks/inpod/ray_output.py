@@ -38,8 +38,8 @@ _DIED = re.compile(
 _PROCESSES, _OF_PROCESS = 32, 1 << 12
 """Limits: processes whose lines are kept, and bytes of each."""
 _ACTOR_DIED = re.compile(
-    r"(?:ray\.exceptions\.)?(?P<error>(?:Ray)?Actor(?:Died)?Error): .*\n(?P<fields>(?:\t\w+: .*\n)+)"
-    r".* because its worker process has died\.(?:.*Worker exit detail: (?P<detail>.*))?"
+    r"(?:(?:ray\.exceptions\.)?(?P<error>(?:Ray)?Actor(?:Died)?Error): )?The actor died .*\n"
+    r"(?P<fields>(?:\t\w+: .*\n)+).* because its worker process has died\.(?:.*Worker exit detail: (?P<detail>.*))?"
 )
 """ray/exceptions.py: the exception of an actor whose process died, at the end of a traceback."""
 _TASK_DIED = re.compile(r"(?:ray\.exceptions\.)?(?P<error>WorkerCrashedError): .*")
@@ -105,7 +105,7 @@ class Output(Stderr):  # type: ignore[misc]
             fields = dict(re.findall(r"\t(\w+): (.*)\n", actor[-1]["fields"]))
             pid, address, kind = fields.get("pid", "?"), fields.get("ip", "?"), fields.get("class_name", "?")
             name = f"{fields['name']} of class {kind}" if fields.get("name") else f"of class {kind}"
-            begin = f"{actor[-1]['error']}: actor {name}, pid {pid} at {address}, is dead"
+            begin = f"{actor[-1]['error'] or 'ActorDiedError'}: actor {name}, pid {pid} at {address}, is dead"
             begin, detail = f"{begin} because its worker process has died", actor[-1]["detail"]
         elif (task := [*_TASK_DIED.finditer(text)]) and self._dead:
             pid, address, detail = self._dead
@@ -123,6 +123,7 @@ class Output(Stderr):  # type: ignore[misc]
             self._keep_line(self._line)
         if failed := failed_rank(self._program_lines.decode(errors="replace")):
             rank, text = failed
+            text = self._dead_process(text) or text
             return str(format_report(Failure("", rank, code, time.time(), end_of(text.encode()))))
         if dead := self._dead_process(self._program_lines.decode(errors="replace")):
             return f"{PROGRAM_LINES}{end_of(dead.encode())}"

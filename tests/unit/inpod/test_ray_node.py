@@ -468,6 +468,18 @@ ACTOR_LINE = (
 TASK_DIED = (
     f"{RAISED_BY_RAY}ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task.\n"
 )
+RANK_DIED = (
+    f"{RAISED_BY_RAY}ray.train.WorkerGroupError: Training failed due to worker errors:\n[Rank 1 Error Snippet]:\n"
+    "A worker health check failed.\nWorker info: Worker(\n  actor=Actor(RayTrainWorker, 6ae1),\n)\n"
+    + ACTOR_DIED.partition("ActorDiedError: ")[2]
+)
+
+
+def test_the_report_of_a_rank_of_ray_train_that_died_names_its_process(pod: Pod) -> None:
+    output = f"{PROCESS}{CRASH[1]}\n{RANK_DIED}"
+    _, _, error = end(pod.lead(f"import os; os.write(2, {output.encode()!r}); os._exit(1)"))
+    _, _, report = error.partition("allranks: rank 1 failed first, at ")
+    assert report.splitlines()[1:] == [ACTOR_LINE, "Its last lines:", CRASH[1]]
 
 
 @table(
