@@ -27,6 +27,10 @@ TWO_RANKS = f"""[rank0]: Traceback (most recent call last):
 [rank1]: ValueError: sample 4711 is broken
 [rank0]: {GLOO}
 """
+ENGINE = "".join(f"(EngineCore_DP0 pid=77) {line}\n" for line in ("Process EngineCore_DP0:", *RAISED.splitlines()))
+SEE_ABOVE = RAISED.replace(
+    "ValueError: sample 4711 is broken", "RuntimeError: Engine core initialization failed. See root cause above."
+)
 # Python 3.13 with FORCE_COLOR
 COLORED = """Traceback (most recent call last):
   File \x1b[35m"/app/train.py"\x1b[0m, line \x1b[35m10\x1b[0m, in \x1b[35m<module>\x1b[0m
@@ -273,6 +277,8 @@ DEEP_LOADER = LOADER.replace("fetch(index)\n", "fetch(index)\n" + '  File "/app/
     ("a traceback in a box", f"{RICH}ValueError: sample 4711 is broken\n{FOOTER}", 1, "ValueError: sample 4711"),
     ("loguru", LOGURU + FOOTER, 1, "ValueError: sample 4711 is broken"),
     ("torchrun --tee", TEED + TEED_PEER + FOOTER, 1, "ValueError: sample 4711 is broken"),
+    ("a child process said why", f"{ENGINE}{SEE_ABOVE}", 1, "ValueError: sample 4711 is broken"),
+    ("a child process did not say why", SEE_ABOVE, 1, "RuntimeError: Engine core initialization failed."),
     ("colors", COLORED + FOOTER, 1, "ValueError: sample 4711 is broken"),
     ("IPython", IPYTHON + FOOTER, 1, "ValueError: sample 4711 is broken"),
     ("a logger that begins each line", LOGGED + FOOTER, 1, "ValueError: sample 4711 is broken"),

@@ -31,6 +31,8 @@ TEXTS = [
         "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/NCCLUtils.cpp:268, remote process exited or there was a network error, NCCL version 2.21.5",
     ),
     ("NCCL", "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."),
+    ("NCCL", "socketStartConnect: Connect to 10.0.0.3<40123> failed : Connection refused"),
+    ("NCCL", "Net : Connection closed by remote peer 10.0.0.3<36803>"),
     ("NCCL", "RuntimeError: NCCL communicator was aborted on rank 3. Original reason for failure was: ..."),
     ("NCCL", "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)"),
     ("NCCL", "Received a dump signal of timeout from peer rank 1"),

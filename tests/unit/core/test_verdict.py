@@ -119,6 +119,14 @@ VERDICTS = (
         )
     ),
     (
+        "a call of the system that NCCL made",
+        RUNNING,
+        failure(
+            message=f"{traceback('torch.distributed.DistBackendError: NCCL error in: x.cpp:268')}\nncclSystemError: .."
+        ),
+        "Unknown",
+    ),
+    (
         "no GPU on two nodes",
         after(failure(node="node-2", message=traceback("RuntimeError: No CUDA GPUs are available"))),
         failure(node="node-3", message=traceback("RuntimeError: No CUDA GPUs are available")),

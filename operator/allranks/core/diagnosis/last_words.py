@@ -158,7 +158,14 @@ def _most_telling(exceptions: list[LastWords]) -> LastWords | None:
     main = [words for words in exceptions if not words.beside] or exceptions
     program = [words for words in main if not words.from_launcher] or main[-1:]
     causes = [words for words in program if not words.lost_peer]
-    return next(iter(causes or program), None)
+    telling = next(iter(causes or program), None)
+    if telling and _ABOVE.search(telling.line):
+        return next((words for words in reversed(exceptions) if words.end <= telling.begin), telling)
+    return telling
+
+
+_ABOVE = re.compile(r"[Ss]ee root cause above|\(above\) for the root cause")
+"""vllm: the exception of a process whose child process printed why it failed."""
 
 
 def _with_unresolved(words: LastWords, lines: list[str]) -> LastWords:

@@ -123,6 +123,11 @@ LOST_PEERS: tuple[LostPeer, ...] = (
     LostPeer("NCCL", r"ncclRemoteError", "torch, NCCLUtils.hpp"),
     LostPeer("NCCL", r"remote process exited or there was a network error", "NCCL, ncclGetErrorString"),
     LostPeer("NCCL", r"NCCL communicator was aborted on rank", "torch, NCCLUtils.hpp"),
+    LostPeer(
+        "NCCL",
+        r"socket\w+: .*(?:Connection (?:refused|timed out|reset)|Broken pipe)|Connection closed by remote peer",
+        "NCCL, socket.cc",
+    ),
     LostPeer("NCCL", r"Watchdog caught collective operation timeout", "torch, ProcessGroupNCCL.cpp"),
     LostPeer("NCCL", r"signal of (?:exception|timeout) from (?:another|peer) rank", "torch, ProcessGroupNCCL.cpp"),
     LostPeer(

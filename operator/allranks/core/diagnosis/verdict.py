@@ -69,6 +69,8 @@ _OF_LIMITS = re.compile(
     r"Too many open files|can't start new thread|Resource temporarily unavailable|Cannot allocate memory"
 )
 """What is said of limits of the operating system (strerror), by whatever exception."""
+_OF_NCCL = re.compile(r"ncclSystemError|unhandled system error")
+"""torch, NCCLUtils.cpp: a call of the operating system or of another library failed, or a device."""
 _OF_REQUEST = re.compile(r"[\w.]*\.(?:ClientError|(?!Local)\w*NotFound\w*|\w*(?:Validation|Argument)\w*)(?![\w.])")
 """Exceptions of clients of services about what the program asked for."""
 _OF_CHILD = re.compile(
@@ -215,6 +217,8 @@ def _exception(failure: Failure) -> str:
 
 def _of_system(case: Comparison) -> bool:
     line = _exception(case.failure) or (last_words.cause_line(case.failure.message) if _repeated(case) else "")
+    if _exception(case.failure) and _OF_NCCL.search(case.failure.message):
+        return True
     of_client = patterns.is_of_client(line) and not _OF_REQUEST.match(line)
     return of_client or (_OF_SYSTEM.match(line) or _OF_LIMITS.search(line)) is not None
 
