@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from datetime import datetime
+from itertools import dropwhile
 
 from allranks.frameworks.hints import LogReader, RootCause
 from allranks.text import without_exit_warnings
@@ -51,6 +52,8 @@ _FAILED_LINE = re.compile(
     r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: (?P<pid>\d+)\) of ",
     re.MULTILINE,
 )
+_SOURCE = re.compile(r"\s{4,}\S")
+"""A line of source code below the frame of a traceback."""
 _FRAME = re.compile(r"^=+\n.*? FAILED\s*\n-+\nFailures:", re.MULTILINE)
 _LOG_LINE = re.compile(
     r"torch/distributed/\S+:\d+\]|Sending process \d+ closing signal|failed \(exitcode: |^closing signal SIG\w+$"
@@ -100,7 +103,7 @@ def _own_lines(message: str) -> str:
         return ""
     lines = message[: frame.start()].splitlines()
     if len(message.encode()) >= _TRUNCATED_BYTES:
-        lines = lines[1:]  # truncated
+        lines = list(dropwhile(_SOURCE.match, lines[1:]))  # truncated: then a traceback begins with a frame
     for number in range(len(lines) - 1, -1, -1):
         if lines[number].startswith(_CHILD_FAILED):
             first = number
@@ -113,7 +116,7 @@ def _own_lines(message: str) -> str:
             del lines[first:]
             break
     output = "\n".join(line for line in lines if not _LOG_LINE.search(line))
-    return without_exit_warnings(output).strip()
+    return without_exit_warnings(output).strip("\n").rstrip()
 
 
 def _local_time(text: str) -> datetime | None:

@@ -10,6 +10,7 @@ import pytest
 
 from allranks.api.status import Status
 from allranks.core.diagnosis import comparison, root_cause
+from allranks.core.diagnosis.last_words import last_words
 from allranks.core.facts.model import Exit
 from allranks.frameworks.hints import RootCause
 from allranks.frameworks.torchrun_log import read_torchrun_report
@@ -87,6 +88,20 @@ def test_a_truncated_report_without_program_output_gives_a_message():
         message="rank 0 was ended by signal 9",
         time=datetime(2026, 11, 21, 12, 11, 24),
     )
+
+
+@pytest.mark.parametrize("longer", range(30))
+def test_an_exception_is_one_wherever_kubelet_truncates_its_traceback(longer):
+    """Most of what kubelet keeps is the report of torchrun: the more, the longer the paths."""
+    frames = "".join(
+        f'  File "/app/layer_{number}.py", line 7, in call\n    return inner(*args)\n' for number in range(9)
+    )
+    text = f"Traceback (most recent call last):\n{frames}RuntimeError: no driver\n" + log("exit-1")
+    report = read_torchrun_report(as_kubelet(text.replace("/opt/venv", "/opt/venv" + "x" * longer)))
+    assert report is not None
+    words = last_words(report.message or "")
+    assert words is not None
+    assert words.line == "RuntimeError: no driver"
 
 
 @pytest.mark.parametrize(
