@@ -63,6 +63,10 @@ class Script:
             for package in self.imports:  # in their order, for the same message each time
                 if package in framework.script.imports:
                     return framework.name, f"{self.imports[package]} imports {package}"
+        package = self.path.partition(".")[0] if self.words else ""
+        for framework in reversed(FRAMEWORKS.values()):
+            if package in framework.script.imports:  # an installed one
+                return framework.name, f"{self.path} is a module of {package}"
         default = next(framework for framework in FRAMEWORKS.values() if framework.script.any_program)
         read = self.imports or self.names
         return default.name, f"{self.path} imports no other" if read else f"the source of {self.path} is not here"

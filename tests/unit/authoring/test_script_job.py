@@ -90,6 +90,12 @@ def test_a_package_is_started_by_its_main_module(tmp_path):
     assert (job["metadata"]["name"], job["spec"]["framework"]) == ("pkg", "jax")
 
 
+def test_the_package_of_an_installed_module_shows_its_framework(tmp_path):
+    job, notes = make_job(read_module("trl.scripts.sft", tmp_path), replicas=2)
+    assert job["spec"]["framework"] == "pytorch"
+    assert notes == ["framework pytorch, because trl.scripts.sft is a module of trl"]
+
+
 def test_of_a_module_that_is_not_here_nothing_is_claimed(tmp_path):
     job, notes = make_job(read_module("installed.train", tmp_path), replicas=2)
     assert job["spec"]["command"] == ["python3", "-m", "installed.train"]
