@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from allranks import report
+from allranks.report.group import note_group
 from allranks.report.pytorch import instrument
 from allranks.report.torch_agreement import checkpoint_due, checkpoint_requested
 from allranks.report.warn import guarded
@@ -41,6 +42,7 @@ class ReportCallback(Callback):  # type: ignore[misc]
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        note_group(trainer.world_size, trainer.global_rank)
         self._measure(trainer)
         total = trainer.estimated_stepping_batches
         self._report(

@@ -6,7 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "ALLRANKS_RANK")
+GROUP_RANK = "ALLRANKS_GROUP_RANK"
+"""The number of this process in the group that its library has formed, if that is smaller than the job."""
+RANK = (GROUP_RANK, "RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "ALLRANKS_RANK")
+WORLD_SIZE = ("WORLD_SIZE",)
 ATTEMPT = ("ALLRANKS_ATTEMPT",)
 LOCAL_RANK = (
     "LOCAL_RANK",

@@ -283,6 +283,31 @@ def test_fit_of_lightning_shows_all_ranks(run_job, libraries, tmp_path: Path) ->
     assert progress["checkpointStep"] == 24
 
 
+FABRIC = """
+from lightning.fabric import Fabric
+
+fabric = Fabric(accelerator="cpu", devices=1, num_nodes=NODES)
+fabric.launch()
+print("group of", fabric.world_size, flush=True)
+"""
+
+
+@pytest.mark.parametrize("program", [LIGHTNING, FABRIC.replace("NODES", "2")], ids=["Trainer", "Fabric"])
+def test_ranks_of_lightning_without_num_nodes_are_independent_copies(run_job, libraries, tmp_path: Path, program: str):
+    run = run_job(manifest(tmp_path, program.replace("num_nodes=2", "num_nodes=1"))).finish(TIMEOUT)
+    assert run.code == 0, run.output
+    copies = "worker-0 and worker-1 have a rank 0 each: they are 2 independent copies that do not train together"
+    assert run.status["progress"]["copies"] == copies
+    assert copies in run.output
+
+
+def test_ranks_of_fabric_that_form_a_group_are_no_copies(run_job, libraries, tmp_path: Path) -> None:
+    run = run_job(manifest(tmp_path, FABRIC.replace("NODES", "2"))).finish(TIMEOUT)
+    assert run.code == 0, run.output
+    assert "group of 2" in run.output
+    assert "copies" not in run.status.get("progress", {})
+
+
 def test_fit_of_keras_shows_all_ranks(run_job, tmp_path: Path) -> None:
     progress = finished(run_job(manifest(tmp_path, KERAS, "tensorflow", env=QUIET)))
     assert (progress["step"], progress["totalSteps"], progress["epoch"]) == (24, 24, 2)

@@ -29,6 +29,7 @@ def install() -> None:
     hooks.after_import("keras.src.callbacks.callback_list", _extend_keras)  # Keras 3
     hooks.after_import("keras.src.callbacks", _extend_keras)  # Keras 2, before 3 a single file
     hooks.after_import("tf_keras.src.callbacks", _extend_keras)
+    hooks.after_import("lightning.fabric.fabric", _note_group_of_fabric)
     hooks.after_import(_RAY_RANKS, _extend_ray)
     hooks.after_import("ray.train", _check_ray)
     if os.environ.get("MLFLOW_RUN_ID"):
@@ -55,6 +56,20 @@ def _extend_transformers(trainer: Any) -> None:
     from allranks.report.transformers import AutomaticCallback
 
     trainer.DEFAULT_CALLBACKS.append(AutomaticCallback)
+
+
+def _note_group_of_fabric(fabric: Any) -> None:
+    original = fabric.Fabric.__init__
+    from functools import wraps
+
+    from allranks.report.group import note_group
+
+    @wraps(original)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        note_group(self.world_size, self.global_rank)
+
+    fabric.Fabric.__init__ = initialize
 
 
 def _extend_ray(worker: Any) -> None:
