@@ -175,7 +175,7 @@ NIGHT = (
         55,
         "every training program and example, faults of every kind in each framework, building Horovod",
         [pytest("frameworks-all", "-m", "slow", *TWO_AT_A_TIME)],
-        prepares=("system-packages.sh horovod", FRAMEWORKS, "controlplane.sh", *HELM),
+        prepares=("system-packages.sh horovod", FRAMEWORKS, "packages.sh trackers", "controlplane.sh", *HELM),
     ),
     Part(
         "apiserver-all",
@@ -183,7 +183,7 @@ NIGHT = (
         "every scenario; 600 runs with faults and kills from a random seed; Kueue; Helm 3; the short benchmarks",
         [pytest("apiserver-all", "-m", "cluster", *BY_MODULE)],
         {"FAULTS": "600", "FAULTS_SEED": SEED},
-        prepares=("controlplane.sh", *HELM, "helm.sh 3", GANGS, *KUEUE),
+        prepares=("controlplane.sh", *HELM, "helm.sh 3", GANGS, *KUEUE, "packages.sh airflow", "packages.sh prefect"),
     ),
     on_kubernetes("1.30", "the oldest supported Kubernetes"),
     on_kubernetes("1.36", "the previous Kubernetes, that of the nodes"),

@@ -2,6 +2,7 @@
 is not changed, the variable `MLFLOW_RUN_ID: $(ALLRANKS_JOB_UID)`.
 
 The tracking server chooses the IDs of runs, so the variable gets the one of the run when the program starts it.
+Steps that an attempt repeats are not logged a second time, and the second value of a parameter becomes a tag.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from allranks.report.state import RANK, number_in
+from allranks.report.state import ATTEMPT, RANK, number_in
 
 TAG = "allranks.job_uid"
 RUN_ID, UID = "MLFLOW_RUN_ID", "ALLRANKS_JOB_UID"
@@ -52,7 +53,9 @@ def is_requested() -> bool:
 
 def share_run(fluent: Any) -> None:
     """Let the first run that a program starts be the run of the job. `fluent`: `mlflow.tracking.fluent`."""
-    fluent.start_run = _preceded_by(_use_job_run, fluent.start_run)
+    run = JobRun()
+    run.extend(fluent.MlflowClient)
+    fluent.start_run = _preceded_by(run.use, fluent.start_run)
     fluent.set_experiment = _preceded_by(_await_experiment, fluent.set_experiment)
 
 
@@ -65,9 +68,79 @@ def _preceded_by(before: Callable[..., None], function: Callable[..., Any]) -> C
     return call
 
 
-def _use_job_run(*args: Any, **kwargs: Any) -> None:
-    if is_requested() and (run_id := job_run_id()):  # MLflow takes the variable once, and deletes it
-        os.environ[RUN_ID] = run_id
+class JobRun:
+    """The run of the job in a program that is not changed."""
+
+    def __init__(self) -> None:
+        self.run_id: str | None = None
+        self._begun = time.time() * 1000
+        self._last_steps: dict[str, int] = {}
+        """Of metrics, in earlier attempts."""
+
+    def use(self, *args: Any, **kwargs: Any) -> None:
+        if is_requested():  # MLflow takes the variable once, and deletes it
+            self.run_id = os.environ[RUN_ID] = str(job_run_id())
+
+    def extend(self, client: Any) -> None:
+        """Replace the methods of a class of clients by which all of MLflow logs metrics and parameters."""
+        log_metric, log_param, log_batch = client.log_metric, client.log_param, client.log_batch
+
+        @wraps(log_metric)
+        def metric(
+            self_: Any,
+            run_id: str,
+            key: str,
+            value: Any,
+            timestamp: Any = None,
+            step: Any = None,
+            *args: Any,
+            **rest: Any,
+        ) -> Any:
+            if self._is_repeated(self_, run_id, key, step):
+                return log_batch(self_, run_id, synchronous=rest.get("synchronous"))
+            return log_metric(self_, run_id, key, value, timestamp, step, *args, **rest)
+
+        @wraps(log_param)
+        def param(self_: Any, run_id: str, key: str, value: Any, *args: Any, **rest: Any) -> Any:
+            if tags := self._second_values(self_, run_id, {key: value}):
+                return log_batch(self_, run_id, tags=list(tags.values()), **rest) or value
+            return log_param(self_, run_id, key, value, *args, **rest)
+
+        @wraps(log_batch)
+        def batch(
+            self_: Any, run_id: str, metrics: Any = (), params: Any = (), tags: Any = (), *args: Any, **rest: Any
+        ) -> Any:
+            metrics = [item for item in metrics if not self._is_repeated(self_, run_id, item.key, item.step)]
+            second = self._second_values(self_, run_id, {item.key: item.value for item in params})
+            params = [item for item in params if item.key not in second]
+            return log_batch(self_, run_id, metrics, params, [*tags, *second.values()], *args, **rest)
+
+        client.log_metric, client.log_param, client.log_batch = metric, param, batch
+
+    def _is_repeated(self, client: Any, run_id: str, key: str, step: int | None) -> bool:
+        """Return whether an earlier attempt has logged this step or a later one. MLflow logs values without a step
+        as step 0."""
+        if run_id != self.run_id or not step or not number_in(ATTEMPT):
+            return False
+        if key not in self._last_steps:
+            history = client.get_metric_history(run_id, key)
+            self._last_steps[key] = max((value.step for value in history if value.timestamp < self._begun), default=0)
+        return step <= self._last_steps[key]
+
+    def _second_values(self, client: Any, run_id: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Return tags for parameters that have another value already, which MLflow refuses, by their names."""
+        if run_id != self.run_id or not values:
+            return {}
+        from mlflow.entities import RunTag
+
+        first = client.get_run(run_id).data.params
+        numbers = (("attempt", number_in(ATTEMPT)), ("rank", number_in(RANK)))
+        suffix = "".join(f".{name}-{number}" for name, number in numbers if number) or ".again"
+        return {
+            key: RunTag(key + suffix, str(value))
+            for key, value in values.items()
+            if first.get(key, str(value)) != str(value)
+        }
 
 
 def _await_experiment(name: str | None = None, *args: Any, **kwargs: Any) -> None:

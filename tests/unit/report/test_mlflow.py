@@ -38,6 +38,49 @@ class Server:
         return name if self.looks > 2 else None
 
 
+class Client:
+    """What `JobRun` extends. An earlier attempt has logged three steps of `loss`, and a parameter."""
+
+    def __init__(self) -> None:
+        self.logged: list[Any] = []
+
+    def log_metric(self, run_id: str, key: str, value: float, timestamp: int | None, step: int | None) -> None:
+        self.logged.append((run_id, key, value, step))
+
+    def log_param(self, run_id: str, key: str, value: Any) -> Any:
+        self.logged.append((run_id, key, value))
+        return value
+
+    def log_batch(
+        self, run_id: str, metrics: Any = (), params: Any = (), tags: Any = (), synchronous: bool | None = None
+    ) -> None:
+        self.logged += [(run_id, item.key, item.value, item.step) for item in metrics]
+        self.logged += [(run_id, item.key, item.value) for item in params]
+        self.logged += [(run_id, "tag", item.key, item.value) for item in tags]
+
+    def get_metric_history(self, run_id: str, key: str) -> list[Any]:
+        return [SimpleNamespace(step=step, timestamp=1) for step in (1, 2, 3) if key == "loss"]
+
+    def get_run(self, run_id: str) -> Any:
+        return SimpleNamespace(data=SimpleNamespace(params={"lr": "0.1"}))
+
+
+@pytest.fixture
+def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client in the second attempt, whose program has started the run of the job."""
+    kind = type("Client", (Client,), {})
+    monkeypatch.setenv("MLFLOW_RUN_ID", "uid-1")
+    monkeypatch.setenv("ALLRANKS_ATTEMPT", "1")
+    entities = ModuleType("mlflow.entities")
+    entities.RunTag = lambda key, value: SimpleNamespace(key=key, value=value)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    fluent = SimpleNamespace(start_run=lambda: None, set_experiment=str, MlflowClient=kind)
+    helper.share_run(fluent)
+    fluent.start_run()
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    return kind()
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     server, mlflow, fluent = Server(), ModuleType("mlflow"), ModuleType("mlflow.tracking.fluent")
@@ -96,7 +139,7 @@ def test_a_program_that_is_not_changed_continues_the_run_of_the_job_if_the_varia
     def start_run() -> None:  # MLflow takes the variable once
         started.append(os.environ.pop("MLFLOW_RUN_ID", None))
 
-    fluent = SimpleNamespace(start_run=start_run, set_experiment=lambda name: name)
+    fluent = SimpleNamespace(start_run=start_run, set_experiment=lambda name: name, MlflowClient=Client)
     helper.share_run(fluent)
     fluent.start_run()
     fluent.start_run()
@@ -108,7 +151,41 @@ def test_a_program_that_is_not_changed_continues_the_run_of_the_job_if_the_varia
 def test_only_rank_0_creates_the_experiment(server: Server, monkeypatch: pytest.MonkeyPatch, rank: str, looks: int):
     monkeypatch.setenv("MLFLOW_RUN_ID", "uid-1")
     monkeypatch.setenv("RANK", rank)
-    fluent = SimpleNamespace(start_run=lambda: None, set_experiment=lambda experiment_name: experiment_name)
+    fluent = SimpleNamespace(
+        start_run=lambda: None, set_experiment=lambda experiment_name: experiment_name, MlflowClient=Client
+    )
     helper.share_run(fluent)
     assert fluent.set_experiment(experiment_name="penguins") == "penguins"
     assert server.looks == looks
+
+
+def metrics(*steps: int) -> list[Any]:
+    return [SimpleNamespace(key="loss", value=0.5, step=step) for step in steps]
+
+
+def test_steps_that_an_earlier_attempt_has_logged_are_not_logged_again(client: Any):
+    for step in (2, 3, 4, 4):
+        client.log_metric("run-0", "loss", 0.5, None, step)
+    client.log_batch("run-0", metrics(3, 5))
+    assert client.logged == [("run-0", "loss", 0.5, step) for step in (4, 4, 5)]
+
+
+def test_values_without_a_step_other_metrics_and_other_runs_are_logged(client: Any):
+    client.log_metric("run-0", "loss", 0.5, None, 0)
+    client.log_metric("run-0", "accuracy", 0.5, None, 1)
+    client.log_metric("run-9", "loss", 0.5, None, 1)
+    assert len(client.logged) == 3
+
+
+@pytest.mark.parametrize(("rank", "tag"), [("0", "lr.attempt-1"), ("2", "lr.attempt-1.rank-2")])
+def test_the_second_value_of_a_parameter_is_a_tag(client: Any, monkeypatch: pytest.MonkeyPatch, rank: str, tag: str):
+    monkeypatch.setenv("RANK", rank)
+    assert client.log_param("run-0", "lr", 0.2) == 0.2
+    assert client.log_param("run-0", "lr", 0.1) == 0.1
+    client.log_batch("run-0", params=[SimpleNamespace(key=key, value="7") for key in ("lr", "seed")])
+    assert client.logged == [
+        ("run-0", "tag", tag, "0.2"),
+        ("run-0", "lr", 0.1),
+        ("run-0", "seed", "7"),
+        ("run-0", "tag", tag, "7"),
+    ]

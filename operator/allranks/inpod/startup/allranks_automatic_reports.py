@@ -34,6 +34,10 @@ def install() -> None:
     hooks.after_import("ray.train", _check_ray)
     if os.environ.get("MLFLOW_RUN_ID"):
         hooks.after_import("mlflow.tracking.fluent", _share_mlflow_run)
+    if os.environ.get("WANDB_RUN_ID"):
+        hooks.after_import("wandb", _share_wandb_run)
+    for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+        hooks.after_import(name, _skip_repeated_steps)
     if os.environ.get("ALLRANKS_HANG_SECONDS"):
         for name in ("torch.distributed", "jax"):
             hooks.after_import(name, _watch_nccl)
@@ -97,6 +101,25 @@ def _share_mlflow_run(fluent: Any) -> None:
 
     if mlflow.is_requested():
         mlflow.share_run(fluent)
+
+
+def _share_wandb_run(wandb: Any) -> None:
+    """If the ID of the run is the UID of the job, keep it for rank 0. The other ranks have runs of the same group."""
+    from allranks.report.state import RANK, number_in
+
+    environment, uid = os.environ, os.environ.get("ALLRANKS_JOB_UID")
+    if not uid or environment["WANDB_RUN_ID"] != uid:
+        return
+    if rank := number_in(RANK):
+        environment["WANDB_RUN_ID"] = f"{uid}-{rank}"
+    environment.setdefault("WANDB_RESUME", "allow")
+    environment.setdefault("WANDB_RUN_GROUP", environment.get("ALLRANKS_JOB", uid))
+
+
+def _skip_repeated_steps(writer: Any) -> None:
+    from allranks.report.tensorboard import skip_repeated_steps
+
+    skip_repeated_steps(writer)
 
 
 def _check_ray(train: Any) -> None:
