@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from allranks.kube.cluster import Cluster, Manifest
 
@@ -55,6 +55,30 @@ async def asks_on_interrupt(
             await delete(cluster, job)
             cluster.interrupted = f"{name} is deleted"
         raise
+
+
+@contextlib.asynccontextmanager
+async def deletes_on_interrupt(
+    cluster: Cluster, jobs: Sequence[Manifest], delete: Callable[[Cluster, Manifest], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Delete the jobs on Ctrl-C, SIGTERM and SIGHUP within the block, before the interrupt is raised again. Raises the
+    errors of `delete`."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if task:
+            task.uncancel()
+        for job in jobs:
+            cluster.namespace = job["metadata"]["namespace"]
+            await delete(cluster, job)
+        cluster.interrupted = "\n".join(f"{job['metadata']['name']} is deleted" for job in jobs)
+        raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
 
 
 def can_ask() -> bool:

@@ -83,6 +83,28 @@ def test_an_interrupt_deletes_the_job_only_if_the_user_says_so(
     assert ("Stop waiting for birds?" in printed) == (terminal and not detach)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_an_attached_command_deletes_all_jobs(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server()
+    monkeypatch.setattr(Cluster, "connect", lambda _where: server)
+    jobs = [JOB, {"metadata": {"name": "bees", "namespace": "hive", "uid": "2"}}]
+
+    async def waits(cluster: Cluster) -> int:
+        async with interrupt.deletes_on_interrupt(cluster, jobs, delete_job):
+            signal.raise_signal(number)
+            await asyncio.sleep(60)
+        return 0
+
+    assert run_on_cluster(waits, Where(), {}) == 130
+    assert [(method, path.rpartition("/")[2]) for method, path in server.requests] == [
+        ("DELETE", "birds"),
+        ("DELETE", "bees"),
+    ]
+    assert capsys.readouterr().err.endswith("birds is deleted\nbees is deleted\n")
+
+
 def test_an_interrupt_that_does_not_interrupt_the_system_call_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread gets the signal, which is as if it came right before the main thread starts to wait."""
     monkeypatch.setattr(Cluster, "connect", lambda _where: Server())

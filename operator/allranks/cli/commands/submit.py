@@ -38,12 +38,13 @@ Examples:
   allranks submit job.yaml --set roles.worker.replicas=8 --set metadata.name=penguins-8
   allranks submit job.yaml --code . --logs
   allranks submit job.yaml --wait --timeout 2h && echo trained
+  allranks submit job.yaml --logs --attach          # a step of a pipeline
   allranks render job.yaml && allranks submit job.yaml --dry-run
 \b
 Exit status:
   0 everything was created (with --wait or --logs: every job succeeded), 1 an object was rejected or a job failed,
   2 a manifest is not valid and nothing was sent, 124 timed out, 130 interrupted by Ctrl-C (the jobs continue, unless
-  you delete the one that the question on a terminal names).
+  you delete the one that the question on a terminal names) or, with --attach, by a signal (the jobs are deleted).
 """
 )
 @files_argument
@@ -59,6 +60,11 @@ Exit status:
     is_flag=True,
     help="For --wait and --logs: Ctrl-C ends the command and lets the jobs continue, without a question on a terminal.",
 )
+@click.option(
+    "--attach",
+    is_flag=True,
+    help="For --wait and --logs: Ctrl-C, SIGTERM and SIGHUP delete the jobs, as in a pipeline.",
+)
 @on_cluster
 async def submit(
     cluster: Cluster,
@@ -71,6 +77,7 @@ async def submit(
     logs: bool,
     timeout: float | None,
     detach: bool,
+    attach: bool,
 ) -> int:
     """Create the jobs and all other objects in FILEs (claims, pools, config maps) on a cluster.
 
@@ -79,6 +86,8 @@ async def submit(
     """
     from allranks.authoring.manifests import load
 
+    if attach and (detach or not (wait_for or logs)):
+        raise click.UsageError("--attach needs --wait or --logs, and not --detach")
     try:
         loaded = load(files, sets, pools_suffice=True, code=code)
         documents = loaded.documents
@@ -100,7 +109,7 @@ async def submit(
         _print_advice(jobs)
         return OK
     human = sys.stderr if output else sys.stdout
-    return await _wait_for(cluster, jobs, human, logs=logs, timeout=timeout, detach=detach)
+    return await _wait_for(cluster, jobs, human, logs=logs, timeout=timeout, detach=detach, attach=attach)
 
 
 async def _store(session: Session, documents: Sequence[Manifest], *, quiet: bool) -> list[Manifest]:
@@ -127,20 +136,32 @@ async def _store(session: Session, documents: Sequence[Manifest], *, quiet: bool
 
 
 async def _wait_for(
-    cluster: Cluster, jobs: Sequence[Manifest], human: TextIO, *, logs: bool, timeout: float | None, detach: bool
+    cluster: Cluster,
+    jobs: Sequence[Manifest],
+    human: TextIO,
+    *,
+    logs: bool,
+    timeout: float | None,
+    detach: bool,
+    attach: bool,
 ) -> int:
     """Show the jobs one after the other until each has finished. Return the exit status of the first that fails."""
-    from allranks.client.interrupt import asks_on_interrupt
+    from allranks.client.interrupt import asks_on_interrupt, deletes_on_interrupt
     from allranks.client.jobs import delete_job
     from allranks.client.waiting import wait_for_job
     from allranks.kube.pod_logs import LogOptions
 
     deadline = None if timeout is None else time.monotonic() + timeout
     log_options = LogOptions() if logs else None
-    for job in jobs:
+    for number, job in enumerate(jobs):
         sys.stdout.flush()
         cluster.namespace = job["metadata"]["namespace"]
-        async with asks_on_interrupt(cluster, job, delete_job, detach=detach):
+        interrupted = (
+            deletes_on_interrupt(cluster, jobs[number:], delete_job)
+            if attach
+            else asks_on_interrupt(cluster, job, delete_job, detach=detach)
+        )
+        async with interrupted:
             ending = await wait_for_job(cluster, job, "succeeded", human, deadline=deadline, logs=log_options)
         if ending != "Reached":
             return AFTER_WAITING[ending]
