@@ -87,7 +87,7 @@ class JobRun:
 
         @wraps(log_metric)
         def metric(
-            self_: Any,
+            client_: Any,
             run_id: str,
             key: str,
             value: Any,
@@ -96,24 +96,24 @@ class JobRun:
             *args: Any,
             **rest: Any,
         ) -> Any:
-            if self._is_repeated(self_, run_id, key, step):
-                return log_batch(self_, run_id, synchronous=rest.get("synchronous"))
-            return log_metric(self_, run_id, key, value, timestamp, step, *args, **rest)
+            if self._is_repeated(client_, run_id, key, step):
+                return log_batch(client_, run_id, synchronous=rest.get("synchronous"))
+            return log_metric(client_, run_id, key, value, timestamp, step, *args, **rest)
 
         @wraps(log_param)
-        def param(self_: Any, run_id: str, key: str, value: Any, *args: Any, **rest: Any) -> Any:
-            if tags := self._second_values(self_, run_id, {key: value}):
-                return log_batch(self_, run_id, tags=list(tags.values()), **rest) or value
-            return log_param(self_, run_id, key, value, *args, **rest)
+        def param(client_: Any, run_id: str, key: str, value: Any, *args: Any, **rest: Any) -> Any:
+            if tags := self._second_values(client_, run_id, {key: value}):
+                return log_batch(client_, run_id, tags=list(tags.values()), **rest) or value
+            return log_param(client_, run_id, key, value, *args, **rest)
 
         @wraps(log_batch)
         def batch(
-            self_: Any, run_id: str, metrics: Any = (), params: Any = (), tags: Any = (), *args: Any, **rest: Any
+            client_: Any, run_id: str, metrics: Any = (), params: Any = (), tags: Any = (), *args: Any, **rest: Any
         ) -> Any:
-            metrics = [item for item in metrics if not self._is_repeated(self_, run_id, item.key, item.step)]
-            second = self._second_values(self_, run_id, {item.key: item.value for item in params})
+            metrics = [item for item in metrics if not self._is_repeated(client_, run_id, item.key, item.step)]
+            second = self._second_values(client_, run_id, {item.key: item.value for item in params})
             params = [item for item in params if item.key not in second]
-            return log_batch(self_, run_id, metrics, params, [*tags, *second.values()], *args, **rest)
+            return log_batch(client_, run_id, metrics, params, [*tags, *second.values()], *args, **rest)
 
         client.log_metric, client.log_param, client.log_batch = metric, param, batch
 
@@ -128,14 +128,15 @@ class JobRun:
         return step <= self._last_steps[key]
 
     def _second_values(self, client: Any, run_id: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Return tags for parameters that have another value already, which MLflow refuses, by their names."""
-        if run_id != self.run_id or not values:
+        """Return tags for parameters that have a value of another attempt or rank, which MLflow refuses, by their
+        names."""
+        numbers = (("attempt", number_in(ATTEMPT)), ("rank", number_in(RANK)))
+        suffix = "".join(f".{name}-{number}" for name, number in numbers if number)
+        if run_id != self.run_id or not values or not suffix:
             return {}
         from mlflow.entities import RunTag
 
         first = client.get_run(run_id).data.params
-        numbers = (("attempt", number_in(ATTEMPT)), ("rank", number_in(RANK)))
-        suffix = "".join(f".{name}-{number}" for name, number in numbers if number) or ".again"
         return {
             key: RunTag(key + suffix, str(value))
             for key, value in values.items()

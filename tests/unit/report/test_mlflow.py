@@ -189,3 +189,11 @@ def test_the_second_value_of_a_parameter_is_a_tag(client: Any, monkeypatch: pyte
         ("run-0", "seed", "7"),
         ("run-0", "tag", tag, "7"),
     ]
+
+
+def test_in_the_first_attempt_of_rank_0_mlflow_refuses_a_second_value_itself(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ALLRANKS_ATTEMPT", "0")
+    client.log_param("run-0", "lr", 0.2)
+    assert client.logged == [("run-0", "lr", 0.2)]
