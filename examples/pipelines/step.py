@@ -12,6 +12,7 @@ def train(manifest: str, name: str) -> None:
                 print(line, end="", flush=True)
         except BaseException:
             process.terminate()
+            process.communicate()
             raise
     if process.returncode:
         raise RuntimeError(f"{name} has not succeeded: see the end of the log")

@@ -105,6 +105,18 @@ def test_a_signal_to_an_attached_command_deletes_all_jobs(
     assert capsys.readouterr().err.endswith("birds is deleted\nbees is deleted\n")
 
 
+def test_an_attached_command_deletes_its_job_when_the_reader_of_its_output_has_ended() -> None:
+    server = Server()
+
+    async def waits() -> None:
+        async with interrupt.deletes_on_interrupt(server, [JOB], delete_job):  # type: ignore[arg-type]
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(waits())
+    assert [method for method, _ in server.requests] == ["DELETE"]
+
+
 def test_an_interrupt_that_does_not_interrupt_the_system_call_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread gets the signal, which is as if it came right before the main thread starts to wait."""
     monkeypatch.setattr(Cluster, "connect", lambda _where: Server())
