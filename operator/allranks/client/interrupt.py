@@ -61,8 +61,8 @@ async def asks_on_interrupt(
 async def deletes_on_interrupt(
     cluster: Cluster, jobs: Sequence[Manifest], delete: Callable[[Cluster, Manifest], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Delete the jobs on Ctrl-C, SIGTERM and SIGHUP within the block, and when the reader of the output has ended, before
-    the interrupt is raised again. Raises the errors of `delete`."""
+    """Delete the jobs on Ctrl-C, SIGTERM and SIGHUP within the block, and when the reader of the output has ended. The
+    interrupt is raised again. Raises the errors of `delete`."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
