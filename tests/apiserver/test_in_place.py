@@ -29,9 +29,9 @@ from .test_reports import URL, World
 
 PROGRAM = """
 import os, signal, time
-print("attempt", os.environ["ALLRANKS_ATTEMPT"], "of", os.environ["ALLRANKS_ROLE"], os.getpid(), flush=True)
 signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
 signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
+print("attempt", os.environ["ALLRANKS_ATTEMPT"], "of", os.environ["ALLRANKS_ROLE"], os.getpid(), flush=True)
 while True:
     time.sleep(60)
 """
@@ -74,12 +74,12 @@ class Nodes:
 
     def pid(self, pod: str, attempt: int) -> int:
         """Return the process ID of the program, once it has started for this attempt."""
+        [pid] = eventually(lambda: self.pids(pod, attempt), what=f"attempt {attempt} in {pod}")
+        return pid
 
-        def lines() -> list[str]:
-            return [line for line in self.output(pod) if line.startswith(f"attempt {attempt} of ")]
-
-        [line] = eventually(lines, what=f"attempt {attempt} in {pod}")
-        return int(line.split()[-1])
+    def pids(self, pod: str, attempt: int) -> list[int]:
+        """Return the process IDs of all programs that have started in the pod for this attempt."""
+        return [int(line.split()[-1]) for line in self.output(pod) if line.startswith(f"attempt {attempt} of ")]
 
     def end(self, pod: str) -> int:
         """Wait for the end of the pod's supervisor, and say it as a kubelet does."""
@@ -260,3 +260,40 @@ def test_programs_that_wait_for_each_other_start_when_the_operator_is_back(world
             assert time.monotonic() - begin < PATIENCE
             eventually(lambda: status(world)["phase"] == "Running")
         assert not any("no answer" in line for line in nodes.output("demo-master-0-0"))
+
+
+def test_a_rank_that_restarts_alone_costs_one_process_and_no_pod(world: World, tmp_path: Path) -> None:
+    with running(world, tmp_path, scope="Pod") as nodes:
+        master, worker = "demo-master-0-0", "demo-worker-0-0"
+        others, before = nodes.pid(master, 0), nodes.pid(worker, 0)
+        os.kill(before, signal.SIGUSR1)
+        after = eventually(lambda: [pid for pid in nodes.pids(worker, 0) if pid != before], what="the next process")
+        assert not is_alive(before)
+        assert is_alive(others)
+        eventually(lambda: status(world)["replicaRestarts"]["worker-0"].get("launched"))
+        entry = status(world)["replicaRestarts"]["worker-0"]
+        assert (entry["count"], entry["inPod"], entry["failure"]["exitCode"]) == (1, 1, 3)
+        assert (status(world)["attempt"], status(world)["restarts"]["counted"]) == (0, 1)
+        assert "allranks: restart 1 in attempt 0 begins in this pod" in nodes.output(worker)
+        for pid in (others, *after):
+            os.kill(pid, signal.SIGUSR2)
+        assert [nodes.end(pod) for pod in (master, worker)] == [0, 0]
+        eventually(lambda: status(world)["phase"] == "Succeeded")
+
+
+def test_a_rank_that_cannot_restart_alone_in_its_pod_gets_a_new_pod(world: World, tmp_path: Path) -> None:
+    """The operator is away between the failure and the end of the pod."""
+    [port] = free_ports(1)
+    with nodes_of(world, port, tmp_path, scope="Pod") as nodes:
+        with life(world, port):
+            for role in ("master", "worker"):
+                nodes.run(f"demo-{role}-0-0")
+            worker = nodes.pid("demo-worker-0-0", 0)
+            eventually(lambda: status(world)["phase"] == "Running")
+        os.kill(worker, signal.SIGUSR1)
+        assert nodes.end("demo-worker-0-0") == 3
+        with life(world, port):
+            eventually(lambda: world.api.find("Pod", world.namespace, "demo-worker-0-0-1"))
+        entry = status(world)["replicaRestarts"]["worker-0"]
+        assert entry["count"] == 1
+        assert "inPod" not in entry

@@ -137,9 +137,8 @@ def due(order: dict[str, Any] | None, state: dict[str, Any]) -> bool:
     """As `_is_due` of the store."""
     if order is None or order["order"] == "Exit":
         return order is not None
-    behind = state["attempt"] < order["attempt"]
-    started = state["attempt"] == order["attempt"] and state["state"] == "Down"
-    return behind or (order["order"] == "Start" and bool(started))
+    process, ordered = ((each["attempt"], each.get("restart", 0)) for each in (state, order))
+    return process < ordered or (order["order"] == "Start" and process == ordered and state["state"] == "Down")
 
 
 @contextmanager

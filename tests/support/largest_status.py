@@ -49,6 +49,7 @@ def all_restarted(dice: random.Random) -> Status:
     entries = {
         f"worker-{index}": ReplicaRestarts(
             count=index,
+            in_pod=2 if 2 <= index < 2 + restarts.MAX_DETAILED else None,
             launched=bool(index % 2),
             counted=dice.random() < 0.5,
             restart_time=at(dice.randrange(300) if index % 2 else -1),

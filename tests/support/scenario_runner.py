@@ -174,7 +174,8 @@ class World(ABC):
         raise Unsupported("supervisors")
 
     def process(self, pod: str) -> str:
-        """State and attempt of the process in the pod: `Running 1`; empty without a supervisor."""
+        """State and attempt of the process in the pod: `Running 1`, and the number of its restarts alone in this pod:
+        `Running 1 2`; empty without a supervisor."""
         raise Unsupported("supervisors")
 
     @abstractmethod

@@ -222,8 +222,19 @@ class ReplicaRestarts(StatusPart):
     """A replica that was restarted alone in the current attempt."""
 
     count: Annotated[Count, Field(description="Number of these restarts.")] = 0
+    in_pod: Annotated[
+        Count | None,
+        Field(
+            description="How many of the last restarts were in its present pod, whose name has the number of the "
+            "restart before them."
+        ),
+    ] = None
     launched: Annotated[
-        bool, Field(description="Its newest pod was observed. If it is missing afterwards, it was deleted.")
+        bool,
+        Field(
+            description="Its newest pod was observed, or its program after a restart in its pod. If the pod is missing "
+            "afterwards, it was deleted."
+        ),
     ] = False
     counted: Annotated[bool, Field(description="Whether the last of these restarts counted against maxRestarts.")] = (
         False
@@ -245,6 +256,11 @@ class ReplicaRestarts(StatusPart):
             description="Restarts in a row before which it ran for less than two minutes. The backoff grows with it."
         ),
     ] = None
+
+    @property
+    def pod_number(self) -> int:
+        """Return the number of the restart for which its pod is created: the last part of the pod's name."""
+        return self.count - (self.in_pod or 0)
 
 
 Indexes = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,|$))*$")]

@@ -71,6 +71,7 @@ ACTIVE_RULES: tuple[Rule, ...] = (
     failure.startup_failure,
     lifecycle.await_code,
     restarts_in_pods.fall_back,
+    restarts_in_pods.fall_back_alone,
     failure.handle_failures,
     failure.handle_hang,
     failure.fail_without_finite_loss,

@@ -174,9 +174,9 @@ class Snapshot:
         return {*names, *(name.rpartition("-")[0] for name in names)}
 
     def _name(self, replica: Replica) -> str:
-        """Return the hostname, with the number of individual restarts appended."""
+        """Return the hostname, with the number of the individual restart appended for which the pod is created."""
         entry = self.current.replica_restarts.get(naming.replica_key(replica.role, replica.index))
-        return f"{replica.hostname}-{entry.count}" if entry and entry.count else replica.hostname
+        return f"{replica.hostname}-{entry.pod_number}" if entry and entry.pod_number else replica.hostname
 
     def _launched(self, replica: Replica) -> bool:
         status = self.current

@@ -5,6 +5,7 @@ Each function takes the current status and returns the next one; the time is an 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -269,8 +270,13 @@ def reattribute_end(status: Status, cause: Failure, reason: str, message: str, n
     return with_phase(corrected, "Failed", now, reason, message)
 
 
-def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | None, now: datetime) -> Status:
-    """Replace one pod; the other replicas continue. `counted` is None if a correlated failure was counted already."""
+def restart_replica(
+    job: Job, status: Status, failure: Failure, counted: bool | None, now: datetime, *, in_pod: bool = False
+) -> Status:
+    """Restart one replica `in_pod`, or replace its pod; the other replicas continue.
+
+    `counted` is None if a correlated failure was counted already.
+    """
     restarts = status.restarts if counted is None else _count(job, status.restarts, failure.reason, counted, now)
     key = naming.replica_key(failure.role, failure.index)
     before = status.replica_restarts.get(key)
@@ -279,6 +285,7 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
     wait = restart_policy.delay(job, number, idle)
     entry = ReplicaRestarts(
         count=before.count + 1 if before else 1,
+        in_pod=((before.in_pod if before else None) or 0) + 1 if in_pod else None,
         counted=bool(counted),
         restart_time=now + wait,
         failure=_brief(failure),
@@ -291,6 +298,15 @@ def restart_replica(job: Job, status: Status, failure: Failure, counted: bool | 
         replica_restarts={**status.replica_restarts, key: entry},
         avoided_nodes=_avoided_after(status, failure),
     )
+
+
+def replace_pods(status: Status, keys: Iterable[str], now: datetime) -> Status:
+    """Give replicas that could not restart alone in their pods new pods. These restarts count no second time."""
+    entries = status.replica_restarts
+    replaced = {
+        key: replace(entries[key], in_pod=None, restart_time=max(entries[key].restart_time or now, now)) for key in keys
+    }
+    return replace(status, replica_restarts={**entries, **replaced})
 
 
 def ignore(status: Status, failure: Failure) -> Status:

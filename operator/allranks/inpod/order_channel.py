@@ -26,7 +26,7 @@ ORDER_SECONDS = 2.0
 ANSWER_BYTES = 1 << 20
 MESSAGE_BYTES = 6144
 """Of the last lines, as JSON text: a message has at most 8 KiB."""
-LARGEST_ATTEMPT = 2**31
+LARGEST_NUMBER = 2**31
 LONGEST_GRACE = 86_400.0
 
 
@@ -53,6 +53,13 @@ class State(NamedTuple):
     """Grows with each state: two of them, on two connections, may arrive in any order."""
     code: str | None = None
     """SHA-256 of the job's code in this pod; None if it cannot be replaced."""
+    restart: int = 0
+    """How often the program was restarted alone in this pod in the attempt."""
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Return the attempt and the restart of the process."""
+        return self.attempt, self.restart
 
     def message(self) -> dict[str, Any]:
         """Return the message as sent: ages instead of times."""
@@ -73,6 +80,7 @@ class State(NamedTuple):
             "started": started,
             "last": last,
             "code": self.code,
+            "restart": self.restart,
         }
 
 
@@ -85,6 +93,13 @@ class Order(NamedTuple):
     env: dict[str, str | None]
     code: str = ""
     """SHA-256 of the code to fetch before the start; empty: the pod has it."""
+    restart: int = 0
+    """How often the program is restarted alone in this pod in the attempt, with this time."""
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Return the attempt and the restart. Those of the program only grow."""
+        return self.attempt, self.restart
 
 
 class Channel:
@@ -135,7 +150,8 @@ def order_in(answer: dict[str, Any]) -> Order | None:
     """Return the order of an answer; None if there is none, or if it is not valid."""
     action, attempt = answer.get("order"), answer.get("attempt", 0)
     grace, env, code = answer.get("grace", 30), answer.get("env", {}), answer.get("code", "")
-    if action not in ("Stop", "Start", "Exit") or type(attempt) is not int or not 0 <= attempt < LARGEST_ATTEMPT:
+    restart = answer.get("restart", 0)
+    if action not in ("Stop", "Start", "Exit") or not _is_number(attempt) or not _is_number(restart):
         return None
     if not isinstance(grace, (int, float)) or not 0 <= grace <= LONGEST_GRACE or not isinstance(env, dict):
         return None
@@ -143,7 +159,11 @@ def order_in(answer: dict[str, Any]) -> Order | None:
         return None
     if not isinstance(code, str) or re.fullmatch("([0-9a-f]{64})?", code) is None:
         return None
-    return Order(str(action), attempt, float(grace), env, code)
+    return Order(str(action), attempt, float(grace), env, code, restart)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST_NUMBER
 
 
 def _is_variable(name: str, value: Any) -> bool:

@@ -78,8 +78,8 @@ class Supervisor:
         """The program while it runs."""
         self._began = 0.0
         """Start of the attempt, in seconds since the epoch."""
-        self._next: int | None = None
-        """The attempt for which everything is being stopped."""
+        self._next: tuple[int, int] | None = None
+        """The attempt, and the restart in it, for which everything is being stopped."""
         self._kill_at: float | None = None
         """End of the grace of a stop."""
         self._cleared = True
@@ -143,7 +143,7 @@ class Supervisor:
         for early in tuple(self._early):
             self._forward(early, None)
         self._cleared = False
-        self._tell(State(self._state.attempt, "Running", time.monotonic(), self._state.last))
+        self._tell(self._state._replace(state="Running", started_at=time.monotonic()))
         return None
 
     def _report_output(self) -> Matcher:
@@ -198,7 +198,7 @@ class Supervisor:
             return status
         message = (run.last_output().rstrip("\n") + message).lstrip("\n")
         last = LastExit(self._state.attempt, status, -code if code < 0 else None, at, message)
-        self._tell(State(self._state.attempt, "Ended", self._state.started_at, last))
+        self._tell(self._state._replace(state="Ended", last=last))
         return None
 
     # --- orders ------------------------------------------------------------------------------------------------------
@@ -213,13 +213,13 @@ class Supervisor:
         """Begin what an order says; ignore one that is old. Return the exit status if the pod ends."""
         if order.action == "Exit" and self._run is None:
             return self._status()
-        if order.action == "Stop" and order.attempt > max(self._state.attempt, self._next or 0):
-            self._next, self._before_first = order.attempt, False
+        if order.action == "Stop" and order.process > max(self._state.process, self._next or (0, 0)):
+            self._next, self._before_first = order.process, False
             if self._run is not None and self._kill_at is None:
                 with contextlib.suppress(PermissionError):  # then it is not ended, and the operator creates new pods
                     os.kill(self._run.process.pid, signal.SIGTERM)
                 self._kill_at = time.monotonic() + order.grace
-        elif order.action == "Start" and self._is_down_for(order.attempt):
+        elif order.action == "Start" and self._is_down_for(order):
             for name, value in order.env.items():
                 for environment in (self._env, os.environ):
                     if value is None:
@@ -228,7 +228,9 @@ class Supervisor:
                         environment[name] = value
             if order.code and not self._replace_code(order.code):
                 return self._status() if self._code_is_lost else None
-            if not self._before_first:
+            if order.restart:
+                write_line(f"restart {order.restart} in attempt {order.attempt} begins in this pod")
+            elif not self._before_first:
                 write_line(f"attempt {order.attempt} begins in this pod")  # `allranks logs` reads it
             return self._start()
         return None
@@ -244,8 +246,13 @@ class Supervisor:
             self._code_is_lost = True
             return False
 
-    def _is_down_for(self, attempt: int) -> bool:
-        return (self._state.state, self._state.attempt, self._next, self._ending) == ("Down", attempt, None, False)
+    def _is_down_for(self, order: Order) -> bool:
+        return (self._state.state, self._state.process, self._next, self._ending) == (
+            "Down",
+            order.process,
+            None,
+            False,
+        )
 
     def _continue(self) -> int | None:
         """Do what is due. Return the exit status if the pod ends."""
@@ -264,8 +271,8 @@ class Supervisor:
             self._cleared = True
             clear_shared_memory(self._began)
         if self._cleared and self._next is not None:
-            attempt, self._next, self._kill_at = self._next, None, None
-            self._tell(State(attempt, "Down", None, self._state.last))
+            (attempt, restart), self._next, self._kill_at = self._next, None, None
+            self._tell(State(attempt, "Down", None, self._state.last, self._state.number, restart=restart))
         return None
 
     def _spared(self, run: ProgramRun | None) -> set[int]:

@@ -167,14 +167,14 @@ def _paths(root: str, error: ValidationError) -> str:
 
 
 def fold_restarts(status: Status) -> Status:
-    """Return the status to store. Nothing is lost: replicas with a recorded failure keep their own entries, and so do
-    all replicas if they are few."""
+    """Return the status to store. Nothing is lost: replicas with a recorded failure, and those that restarted in their
+    pods, keep their own entries, and so do all replicas if they are few."""
     if len(status.replica_restarts) <= MAX_DETAILED:
         return status
     entries: dict[str, ReplicaRestarts] = {}
     by_role: dict[str, list[tuple[int, ReplicaRestarts]]] = defaultdict(list)
     for key, entry in status.replica_restarts.items():
-        if entry.failure or entry.counted:
+        if entry.failure or entry.counted or entry.in_pod:
             entries[key] = entry
         else:
             role, _, index = key.rpartition("-")

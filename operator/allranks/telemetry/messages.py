@@ -164,6 +164,7 @@ class ReportSource:
     attempt: int
     """The attempt that runs in the pod: the one that it was created for, or a later one that restarts in it."""
     restart: int
+    """How often the replica was restarted alone in the attempt, before the process that runs in the pod."""
     node: str | None
 
 

@@ -50,6 +50,8 @@ class Message(msgspec.Struct, frozen=True):
     """Grows with each state: two of them, on two connections, may arrive in any order."""
     code: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
     """SHA-256 of the job's code in the pod; None if the supervisor cannot replace it."""
+    restart: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    """Restarts of the program alone in this pod in `attempt`; None if the supervisor cannot do that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,8 @@ class _Pod:
     heard_at: float = 0.0
     waiter: asyncio.Future[Answer] | None = None
     """The poll that waits for an order."""
-    ordered: tuple[str, int] | None = None
-    """Action and attempt of the last order that it was given."""
+    ordered: tuple[str, int, int] | None = None
+    """Action, attempt and restart of the last order that it was given."""
 
 
 @dataclass(slots=True)
@@ -254,7 +256,7 @@ class ProcessStore:
             return False
         if _said_last(process) == _said_last(before):
             process = replace(process, last_exit=before.last_exit)
-        if (process.attempt, process.started_at is None) == (before.attempt, before.started_at is None):
+        if (process.number, process.started_at is None) == (before.number, before.started_at is None):
             process = replace(process, started_at=before.started_at)
         pod.process = process
         return True
@@ -278,12 +280,14 @@ class ProcessStore:
         return pod.waiter is not None or moment - pod.heard_at < self._limits.connected_seconds
 
     def _answer(self, pod: _Pod, order: Order) -> Answer:
-        if pod.ordered != (order.action, order.attempt):
-            pod.ordered = order.action, order.attempt
+        if pod.ordered != (order.action, order.attempt, order.restart):
+            pod.ordered = order.action, order.attempt, order.restart
             self._count(order.action)
         body: dict[str, Any] = {"order": order.action}
         if order.action != "Exit":
             body["attempt"] = order.attempt
+            if order.restart:
+                body["restart"] = order.restart
         if order.action == "Stop":
             body["grace"] = order.grace_seconds
         if order.action == "Start":
@@ -309,9 +313,8 @@ def _is_due(order: Order, process: PodProcess) -> bool:
     """Return whether the pod has not carried out an order. One that is older than its process is not for it."""
     if order.action == "Exit":
         return True
-    if order.action == "Stop":
-        return process.attempt < order.attempt
-    return process.attempt < order.attempt or (process.attempt == order.attempt and process.state == "Down")
+    number = order.attempt, order.restart
+    return process.number < number or (order.action == "Start" and process.number == number and process.state == "Down")
 
 
 def _process(message: Message, now: datetime) -> PodProcess:
@@ -332,6 +335,7 @@ def _process(message: Message, now: datetime) -> PodProcess:
         if last
         else None,
         code=message.code,
+        restart=message.restart,
     )
 
 
@@ -341,7 +345,7 @@ def _cut(text: str) -> str:
 
 def _said(process: PodProcess) -> tuple[Any, ...]:
     """Return what a message says, without times."""
-    return process.attempt, process.state, process.code, process.started_at is None, _said_last(process)
+    return process.number, process.state, process.code, process.started_at is None, _said_last(process)
 
 
 def _said_last(process: PodProcess) -> tuple[Any, ...] | None:

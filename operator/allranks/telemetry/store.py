@@ -308,7 +308,7 @@ class ReportStore:
         key = (sender.role, sender.index)
         kept = job.replicas.get(key)
         if kept is not None:
-            if sender.pod_uid == kept.pod_uid:
+            if sender.pod_uid == kept.pod_uid and sender.restart <= kept.restart:
                 return kept
             if sender.restart < kept.restart:
                 return None

@@ -307,7 +307,9 @@ def _pod(pod: Pod, raw: Manifest, ranks: dict[str, int | None], status: Status, 
     if pod.phase == "Pending" and pod.waiting_reason and not pod.deleted_at:
         state = pod.waiting_reason
     statuses = (raw.get("status") or {}).get("containerStatuses") or []
-    in_place = next((status["restartCount"] for status in statuses if status["name"] == TRAINER), 0)
+    in_place = next((container["restartCount"] for container in statuses if container["name"] == TRAINER), 0)
+    alone = status.replica_restarts.get(key) if pod.attempt == status.attempt else None
+    in_place += (alone.in_pod or 0) if alone and alone.pod_number == pod.restart else 0
     ended = ""
     if pod.exit:
         ended = "0" if pod.exit.code == 0 else outcome.ended_how(pod.exit.code, pod.exit.signal, pod.exit.reason)

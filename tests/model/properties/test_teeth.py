@@ -235,6 +235,22 @@ def _counts_new_pods_again(patch: Patch) -> None:
     patch.setattr("allranks.core.transitions.fall_back", again)
 
 
+def _counts_a_new_pod_again(patch: Patch) -> None:
+    """The new pod of a replica that could not restart alone in its pod is another restart."""
+    replace_pods = _status("replace_pods")
+
+    def again(status: Any, keys: Any, now: Any) -> Any:
+        counted = replace(status.restarts, disruptions=status.restarts.disruptions + 1)
+        return replace(replace_pods(status, keys, now), restarts=counted)
+
+    patch.setattr("allranks.core.transitions.replace_pods", again)
+
+
+def _renames_the_pod_of_a_restart(patch: Patch) -> None:
+    """The name of a pod follows the restarts of the program in it."""
+    patch.setattr(ReplicaRestarts, "pod_number", property(lambda entry: entry.count))
+
+
 def _starts_without_a_list(patch: Patch) -> None:
     """A new operator only watches, and does not list existing objects."""
     patch.setattr("support.simulator.informer.Informer.relist", lambda self: None)
@@ -372,6 +388,8 @@ def test_two_failures_at_once() -> None:
         pytest.param(_starts_before_all_are_down, "in their pods", id="ranks start before the others have ended"),
         pytest.param(_starts_before_all_are_there, "in their pods", id="ranks start before all pods are there"),
         pytest.param(_counts_new_pods_again, "in their pods", id="new pods for the same attempt count again"),
+        pytest.param(_counts_a_new_pod_again, "in their pods", id="a new pod for the same restart counts again"),
+        pytest.param(_renames_the_pod_of_a_restart, "in their pods", id="a restart in a pod changes its name"),
         pytest.param(_keeps_old_pods, "any order", id="pods of older attempts are kept"),
     ],
 )

@@ -167,7 +167,7 @@ class MemoryWorld(World):
     def process(self, pod: str) -> str:
         found = self.cluster.store.find(self._pod(pod))
         supervisor = self.cluster.supervisors.of_pod.get(found["metadata"]["uid"]) if found else None
-        return f"{supervisor.process.state} {supervisor.process.attempt}" if supervisor else ""
+        return supervisor.described if supervisor else ""
 
     def _uid(self, pod: str) -> str:
         uid: str = self.cluster.store.get(self._pod(pod))["metadata"]["uid"]

@@ -72,7 +72,7 @@ class Cluster:
         self.supervisors = Supervisors(
             self.store, self, lambda pod, code, message: self.kubelets.end(pod, code, message=message, others=code)
         )
-        self.ranks.attempt_of = self.supervisors.attempt_of
+        self.ranks.number_of = self.supervisors.number_of
         self.operator: Controller | None = None
         self._writes_left: int | None = None
         """Number of writes after which the operator is killed that is started next; None: it is not."""

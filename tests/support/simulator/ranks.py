@@ -26,9 +26,10 @@ class Ranks:
     """Begin and end of the last outage that was longer than `SILENCE`."""
     stack_requests: list[str] = field(default_factory=list)
     """Ids of requested stack dumps, each once."""
-    attempts: dict[str, int] = field(default_factory=dict)
-    """Attempt of the latest report, by UID of the pod, for pods with a supervisor: their label has the first one."""
-    attempt_of: Callable[[str], int | None] = lambda uid: None
+    numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Attempt of the latest report, and restart in its pod, by UID of the pod, for pods with a supervisor: their label
+    has the first one."""
+    number_of: Callable[[str], tuple[int, int] | None] = lambda uid: None
     checkpoint_request: int = 0
     """Number of the checkpoint that the operator asks for; 0 for none."""
 
@@ -51,8 +52,8 @@ class Ranks:
         """Updates the report of the pod's rank. Omitted values do not change. It repeats its messages from then on."""
         metadata, now = pod["metadata"], self.now()
         labels = metadata["labels"]
-        if (attempt := self.attempt_of(metadata["uid"])) is not None and self.attempts.get(metadata["uid"]) != attempt:
-            self.attempts[metadata["uid"]] = attempt
+        if (number := self.number_of(metadata["uid"])) is not None and self.numbers.get(metadata["uid"]) != number:
+            self.numbers[metadata["uid"]] = number
             self.latest.pop(metadata["uid"], None)  # another process
         before = self.latest.get(metadata["uid"]) or RankReport(
             role=labels["allranks.dev/role"],
@@ -87,7 +88,9 @@ class Ranks:
         """The reports of these pods. Those of terminated ranks are kept."""
         heard_at, latest = self.arrived or (self.now(), self.latest)
         present = [
-            latest[pod.uid] for pod in pods if pod.uid in latest and self.attempts.get(pod.uid, pod.attempt) == attempt
+            latest[pod.uid]
+            for pod in pods
+            if pod.uid in latest and self.numbers.get(pod.uid, (pod.attempt, 0))[0] == attempt
         ]
         if heard_at < since:
             present = []  # a new operator

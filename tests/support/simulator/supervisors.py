@@ -46,10 +46,16 @@ class Supervisor:
     """Time from SIGTERM to the end of all its processes."""
     waits_to_begin: bool = False
     """It has not started a program yet."""
-    stopping: int = -1
-    """The attempt before which it ends all processes."""
+    stopping: tuple[int, int] = (-1, 0)
+    """The attempt, and the restart in it, before which it ends all processes."""
     env: dict[str, str | None] = field(default_factory=dict)
     """The variables of the last start."""
+
+    @property
+    def described(self) -> str:
+        """State, attempt and, after restarts alone, their number: `Running 0 1`."""
+        attempt, restart = self.process.number
+        return f"{self.process.state} {attempt}{f' {restart}' if restart else ''}"
 
 
 class Supervisors:
@@ -101,10 +107,10 @@ class Supervisors:
                 delay = LATE_SECONDS if supervisor.fault == "late" else 0.0
                 self._host.after(delay, lambda s=supervisor, o=order: self._obey(s, o))  # type: ignore[misc]
 
-    def attempt_of(self, uid: str) -> int | None:
-        """The attempt of the process in a pod; None without a supervisor."""
+    def number_of(self, uid: str) -> tuple[int, int] | None:
+        """The attempt of the process in a pod, and its restart there; None without a supervisor."""
         supervisor = self.of_pod.get(uid)
-        return supervisor.process.attempt if supervisor else None
+        return supervisor.process.number if supervisor else None
 
     # What happens in pods
 
@@ -126,17 +132,17 @@ class Supervisors:
     def _obey(self, supervisor: Supervisor, order: Order) -> None:
         if not self._lives(supervisor) or supervisor.fault == "silent":
             return
-        process, attempt = supervisor.process, order.attempt
+        process, number = supervisor.process, (order.attempt, order.restart)
         match order.action:
             case "Exit" if process.state != "Running":
                 self._exit(supervisor)
-            case "Stop" if process.attempt < attempt and supervisor.stopping < attempt:
-                supervisor.stopping, supervisor.waits_to_begin = attempt, False
+            case "Stop" if process.number < number and supervisor.stopping < number:
+                supervisor.stopping, supervisor.waits_to_begin = number, False
                 wait = min(supervisor.stop_seconds, order.grace_seconds) if process.state == "Running" else 0.0
-                self._host.after(wait, lambda: self._stopped(supervisor, attempt))
-            case "Start" if process.attempt == attempt and process.state == "Down":
+                self._host.after(wait, lambda: self._stopped(supervisor, number))
+            case "Start" if process.number == number and process.state == "Down":
                 for check in self.before_start:
-                    check(supervisor, attempt)
+                    check(supervisor, order.attempt)
                 supervisor.env = dict(order.env)
                 self._start(supervisor, order.code)
 
@@ -145,14 +151,15 @@ class Supervisors:
         code_of_pod = code or before.code
         self._set(supervisor, replace(before, state="Running", started_at=self._host.now, code=code_of_pod))
 
-    def _stopped(self, supervisor: Supervisor, attempt: int) -> None:
-        if not self._lives(supervisor) or supervisor.process.attempt >= attempt:
+    def _stopped(self, supervisor: Supervisor, number: tuple[int, int]) -> None:
+        if not self._lives(supervisor) or supervisor.process.number >= number:
             return
         before = supervisor.process
         if before.state == "Running":
             exited = ProcessExit(143, self._host.now, 15)
             before = replace(before, last_attempt=before.attempt, last_exit=exited)
-        self._set(supervisor, replace(before, attempt=attempt, state="Down", started_at=None))
+        attempt, restart = number
+        self._set(supervisor, replace(before, attempt=attempt, restart=restart, state="Down", started_at=None))
 
     def _exit(self, supervisor: Supervisor) -> None:
         last = supervisor.process.last_exit
@@ -193,7 +200,7 @@ class Supervisors:
             self.of_pod.pop(uid, None)
         elif pod["status"].get("phase") == "Running" and uid not in self.of_pod and _is_supervised(pod):
             env = _env(pod)
-            process = PodProcess(int(env["ALLRANKS_ATTEMPT"]), "Down", connected=True, code=_code(pod))
+            process = PodProcess(int(env["ALLRANKS_ATTEMPT"]), "Down", connected=True, code=_code(pod), restart=0)
             [owner] = pod["metadata"]["ownerReferences"]
             self.of_pod[uid] = supervisor = Supervisor(key_of(pod), uid, owner["uid"], process, waits_to_begin=True)
             if env.get("ALLRANKS_START_TOGETHER") == "1":

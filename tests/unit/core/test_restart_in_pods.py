@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from allranks.api.job import Job
-from allranks.api.status import PastAttempt, RoleStatus, Rollback, Status
+from allranks.api.status import PastAttempt, ReplicaRestarts, RoleStatus, Rollback, Status
 from allranks.core import in_place
+from allranks.core.accounting.progress import drop_stale
 from allranks.core.diagnosis.processes import with_processes
 from allranks.core.facts.attempt_pods import last_attempt_of, pods_of
 from allranks.core.facts.model import Disruption, Exit, Observed, Pod
 from allranks.core.facts.processes import PodProcess, Processes, ProcessExit
+from allranks.core.facts.rank_reports import RankReport, Reports
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.reconcile import reconcile
 from allranks.core.snapshot import Snapshot
@@ -112,7 +114,7 @@ def test_ranks_restart_in_their_pods_if_only_a_process_failed():
     (
         "an ignored replica",
         look(FINE, status=replace(RUNNING, ignored=["worker-0"])),
-        "some replicas have ended, or restarted alone",
+        "some replicas have ended, or were replaced alone",
     ),
     (
         "a variable with the attempt",
@@ -322,3 +324,159 @@ def test_the_history_says_which_attempts_pods_carried():
     status = replace(RUNNING, attempt=4, pods_of_attempt=3, history=history)
     assert [pods_of(status, number) for number in range(5)] == [0, 0, 0, 3, 3]
     assert [last_attempt_of(status, number) for number in (0, 3)] == [2, 4]
+
+
+# --- replicas that restart alone --------------------------------------------------------------------------------------
+
+
+def alone(**spec: Any) -> Job:
+    return supervised(restart={"scope": "Pod", "backoffSeconds": 0} | spec)
+
+
+def after_restart(in_pod: int = 1, count: int = 1, launched: bool = False, **fields: Any) -> Status:
+    """Worker 1 restarts alone, decided at 60 s."""
+    entry = ReplicaRestarts(count=count, in_pod=in_pod, launched=launched, restart_time=at(60), **fields)
+    return replace(RUNNING, replica_restarts={"worker-1": entry})
+
+
+CRASHED = {0: runs(restart=0), 1: crashed(restart=0)}
+
+
+def entry_after(observation: Observed) -> ReplicaRestarts:
+    plan = reconcile(observation)
+    assert plan.next is not None
+    return plan.next.replica_restarts["worker-1"]
+
+
+def test_a_replica_that_restarts_alone_restarts_in_its_pod():
+    plan = reconcile(look(CRASHED, alone()))
+    assert plan.next is not None
+    entry = plan.next.replica_restarts["worker-1"]
+    assert (entry.count, entry.in_pod, entry.pod_number, entry.launched) == (1, 1, 0, False)
+    assert plan.next.attempt == 0
+    assert plan.next.restarts.counted == 1
+    assert plan.events[-1].message.endswith(": it restarts in its pod")
+    assert plan.orders == ()
+
+
+@table(
+    ("restart.inPlace is Never", look(CRASHED, alone(inPlace="Never")), ""),
+    ("a helper of an older version", look(FINE, alone()), "the helper in worker-1 cannot restart it alone"),
+    (
+        "an ended container",
+        look({}, alone(), pods={1: pod(index=1, phase="Failed", exit=Exit(1, at(60)))}),
+        "the container of worker-1 has ended",
+    ),
+    (
+        "no helper runs the program",
+        look({}, job(restart={"scope": "Pod"}), pods={1: pod(index=1, phase="Failed", exit=Exit(1, at(60)))}),
+        "",
+    ),
+    (
+        "the third failure in a row in its pod",
+        look({1: crashed(restart=2)}, alone(), after_restart(2, 2, launched=True)),
+        "worker-1 failed 3 times in a row in the same pod",
+    ),
+    (
+        "a variable with the restart",
+        look(
+            CRASHED,
+            supervised(
+                restart={"scope": "Pod"},
+                env=[
+                    {
+                        "name": "N",
+                        "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['allranks.dev/restart']"}},
+                    }
+                ],
+            ),
+        ),
+        "the pods of worker refer to the number of the restart",
+    ),
+    (
+        "an unhealthy device",
+        look(CRASHED, alone(), pods={1: pod(index=1, unhealthy_devices=("nvidia.com/gpu GPU-1",))}),
+        "the node or a device of a pod is at fault",
+    ),
+)
+def test_a_replica_that_restarts_alone_gets_a_new_pod_after(case: tuple[Observed, str]):
+    observation, expected = case
+    entry = entry_after(observation)
+    assert entry.in_pod is None
+    assert entry.pod_number == entry.count
+    message = reconcile(observation).events[-1].message
+    assert ("; a new pod: " in message) == bool(expected)
+    assert expected in message
+
+
+@table(
+    ("it has ended", crashed(restart=0), {"1-0": ("Stop", 0, 1)}),
+    ("it is down", down(0, restart=1), {"1-0": ("Start", 0, 1)}),
+    ("it runs", runs(restart=1), {}),
+    ("it claims a future restart", down(0, restart=2), {}),
+    ("it is unknown", None, {}),
+)
+def test_a_replica_that_restarts_alone_waits_for_no_other_one(case: tuple[PodProcess | None, Any]):
+    process, expected = case
+    processes = {0: runs(restart=0)} | ({1: process} if process else {})
+    given = reconcile(look(processes, alone(), after_restart())).orders
+    assert {order.pod_uid[-3:]: (order.action, order.attempt, order.restart) for order in given} == expected
+
+
+def test_a_replica_does_not_restart_in_its_pod_before_the_end_of_its_backoff():
+    status = after_restart()
+    entry = replace(status.replica_restarts["worker-1"], restart_time=at(80))
+    waiting = replace(status, replica_restarts={"worker-1": entry})
+    observation = look({0: runs(restart=0), 1: down(0, restart=1)}, alone(), waiting)
+    plan = reconcile(observation)
+    assert plan.orders == ()
+    assert plan.wake_at == at(80)
+    assert [order.action for order in reconcile(replace(observation, now=at(80))).orders] == ["Start"]
+
+
+def test_a_replica_that_does_not_start_in_its_pod_in_time_gets_a_new_one():
+    observation = look({0: runs(restart=0), 1: down(0, restart=1)}, alone(), after_restart(), now=79)
+    plan = reconcile(observation)
+    assert plan.next is None or plan.next.replica_restarts["worker-1"].in_pod == 1
+    plan = reconcile(replace(observation, now=at(80)))
+    assert plan.next is not None
+    entry = plan.next.replica_restarts["worker-1"]
+    assert (entry.count, entry.in_pod, entry.pod_number) == (1, None, 1)
+    assert plan.next.restarts == RUNNING.restarts
+    assert [event.message for event in plan.events] == ["a new pod for worker-1: worker-1 did not start in time"]
+
+
+def test_a_program_that_has_started_again_in_its_pod_is_not_replaced_by_an_operator_that_comes_late():
+    observation = look({0: runs(restart=0), 1: runs(restart=1)}, alone(), after_restart(), now=600)
+    assert entry_after(observation).in_pod == 1
+    assert entry_after(observation).launched
+
+
+def test_a_new_operator_waits_for_the_supervisor_of_a_replica_that_restarts_alone():
+    observation = look({}, alone(), after_restart(), now=200, processes=Processes(at(195)))
+    assert not reconcile(observation).write_ahead
+    assert [p.phase for p in with_processes(observation).pods] == ["Running", "Pending"]
+    assert reconcile(replace(observation, now=at(215))).write_ahead
+    ran = look({}, alone(), after_restart(launched=True), now=200, processes=Processes(at(195)))
+    assert [p.phase for p in with_processes(ran).pods] == ["Running", "Running"]
+
+
+def test_the_next_failure_in_the_pod_counts_again():
+    entry = entry_after(look({0: runs(restart=0), 1: crashed(restart=1, code=3)}, alone(), after_restart()))
+    assert (entry.count, entry.in_pod) == (2, 2)
+
+
+def test_all_ranks_restart_in_pods_in_which_one_restarted_alone():
+    snapshot = Snapshot(with_processes(look({0: runs(restart=0), 1: runs(restart=1)}, status=after_restart())))
+    assert in_place.why_new_pods(snapshot, after_restart(launched=True)) is None
+    replaced = after_restart(in_pod=0, launched=True)
+    assert in_place.why_new_pods(snapshot, replaced) == "some replicas have ended, or were replaced alone"
+
+
+def test_the_report_of_a_process_that_restarted_alone_is_dropped():
+    report = RankReport("worker", 1, 0, 1, "job-worker-1-0", None, received_at=at(59), step=7)
+    started = look({0: runs(restart=0), 1: runs(restart=1, started_at=at(60))}, alone(), after_restart())
+    [kept] = [p for p in with_processes(started).pods if p.index == 1]
+    reports = Reports(at(0), (report,))
+    assert drop_stale(reports, [kept]).ranks == ()
+    assert drop_stale(replace(reports, ranks=(replace(report, received_at=at(60)),)), [kept]).ranks != ()

@@ -127,6 +127,14 @@ def restarting_in_pods() -> Observed:
     return replace(observed(life.job, status, life.pods.values(), 20), processes=Processes(at(0), by_pod))
 
 
+def restarting_alone() -> Observed:
+    """Worker 0 is to restart alone in its pod, from 30 s on, and its helper has not answered yet."""
+    life = started(job(progress={}, restart={"scope": "Pod"}))
+    entry = ReplicaRestarts(count=1, in_pod=1, restart_time=at(30), failure=failure())
+    status = replace(life.status, replica_restarts={"worker-0": entry})
+    return replace(observed(life.job, status, life.pods.values(), 20), processes=Processes(at(0)))
+
+
 # Rule, an observation in which it waits, until when.
 WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (lifecycle.exceed_active_deadline, active_deadline, at(100)),
@@ -141,6 +149,7 @@ WAITS: list[tuple[Rule, Callable[[], Observed], datetime]] = [
     (lifecycle.expire, finished, at(70)),
     (gang.give_up_pods, half_placed, at(100)),
     (restarts_in_pods.fall_back, restarting_in_pods, at(60)),
+    (restarts_in_pods.fall_back_alone, restarting_alone, at(30)),
     (placement.accept_excluded_nodes, without_other_nodes, at(311)),
     (utilization.judge, in_a_window, at(100)),
 ]

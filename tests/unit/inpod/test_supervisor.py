@@ -132,6 +132,42 @@ def test_a_program_that_failed_starts_again_in_its_pod_with_the_variables_of_the
     assert [state for state in dict.fromkeys(states) if state[1] != "Running"] == [(2, "Ended"), (3, "Down")]
 
 
+def test_a_program_restarts_alone_in_the_same_attempt(start, operator):
+    process = start("sh", "-c", 'echo "attempt $ALLRANKS_ATTEMPT"; read line; exit 7')
+    for restart in (1, 2):
+        state = operator.wait(state="Ended", restart=restart - 1)
+        assert (state["attempt"], state["last"]["attempt"], state["last"]["code"]) == (2, 2, 7)
+        operator.say({"order": "Start", "attempt": 2, "env": {}, "restart": restart})  # too early: it is not down
+        operator.say({"order": "Stop", "attempt": 2, "grace": 60, "restart": restart})
+        operator.wait(state="Down", restart=restart)
+        operator.say({"order": "Start", "attempt": 2, "env": {}, "restart": restart})
+    operator.wait(state="Ended", restart=2)
+    operator.say({"order": "Stop", "attempt": 3, "grace": 60})
+    down = operator.wait(state="Down", attempt=3)
+    assert down["restart"] == 0
+    operator.say({"order": "Exit"})
+    code, out, err = ended(process)
+    assert (code, out) == (7, b"attempt 2\n" * 3)
+    lines = [f"allranks: restart {number} in attempt 2 begins in this pod" for number in (1, 2)]
+    assert err.decode().splitlines() == lines
+
+
+def test_an_order_for_a_restart_that_is_over_changes_nothing(start, operator):
+    process = start("sh", "-c", 'echo begun; [ "$RESTARTED" ] && exec sleep 600; exit 7')
+    operator.wait(state="Ended")
+    operator.say({"order": "Stop", "attempt": 2, "grace": 60, "restart": 1})
+    operator.wait(state="Down", restart=1)
+    operator.say({"order": "Start", "attempt": 2, "env": {"RESTARTED": "1"}, "restart": 1})
+    operator.wait(state="Running", restart=1)
+    operator.answer = lambda state: (200, {"order": "Stop", "attempt": 2, "grace": 0, "restart": 1})
+    operator.restart()
+    operator.wait_for_polls(2)  # it has received the order with the first one
+    assert operator.wait(state="Running", restart=1)["last"]["code"] == 7
+    operator.answer = lambda state: None
+    process.terminate()
+    assert ended(process)[1] == b"begun\nbegun\n"
+
+
 def test_a_running_program_is_stopped_and_its_exit_is_that_of_the_attempt_before(start, operator):
     program = """
 import os, signal, sys, time

@@ -270,6 +270,27 @@ def test_a_later_attempt_may_run_in_a_pod(created_for: Any, attempt: int) -> Non
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("entry", "restart"),
+    [
+        ({"count": 3, "inPod": 2}, 3),
+        ({"count": 3, "inPod": 1}, 1),
+        ({"count": 3}, 1),
+        ({"count": "3", "inPod": 2}, 1),
+        (5, 1),
+        (None, 1),
+    ],
+)
+def test_a_later_restart_of_a_replica_alone_may_run_in_a_pod(entry: Any, restart: int) -> None:
+    async def scenario() -> None:
+        status = {"attempt": 2, "replicaRestarts": {"worker-0": entry}}
+        async with reviewing(job={"metadata": {"uid": "u-1"}, "status": status}) as world:
+            source = await world.reviews.identify(token())
+            assert (source.role, source.index, source.restart) == ("worker", 0, restart)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("shape", [{}, {"status": 5}, {"status": {"attempt": "2"}}])
 def test_a_job_with_an_invalid_status_is_in_its_first_attempt(shape: dict[str, Any]) -> None:
     async def scenario() -> None:

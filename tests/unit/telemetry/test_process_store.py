@@ -468,3 +468,47 @@ def test_the_longest_message_fits_into_a_body():
         {"attempt": 2**31 - 1, "state": "Ended", "started": 1e9, "last": {**LAST, "message": "x" * 6144}}
     )
     assert len(message) < BODY_BYTES
+
+
+# --- replicas that restart alone --------------------------------------------------------------------------------------
+
+
+def test_a_restart_alone_is_ordered_until_the_pod_says_that_it_is_carried_out():
+    async def scenario(world: World) -> None:
+        ended = {"state": "Ended", "last": LAST}
+        poll = await world.poll(restart=0, **ended)
+        world.store.order(JOB, [replace(stop(2), restart=1)])
+        assert (await poll).body == {"order": "Stop", "attempt": 2, "grace": 30, "restart": 1}
+        down = await world.poll(number=1, state="Down", restart=1, started=None, last=LAST)
+        assert not down.done()
+        assert world.process().number == (2, 1)
+        world.store.order(JOB, [replace(begin(2), restart=1)])
+        assert (await down).body == {
+            "order": "Start",
+            "attempt": 2,
+            "restart": 1,
+            "env": {"ALLRANKS_ATTEMPT": "2"},
+        }
+        running = await world.poll(number=2, restart=1, last=LAST)
+        assert not running.done()
+        assert world.counted == ["Stop", "Start"]
+
+    of_test(World(), scenario)
+
+
+def test_a_program_that_ends_in_the_same_way_after_a_restart_is_news():
+    async def scenario(world: World) -> None:
+        await world.poll(restart=0, state="Ended", last=LAST)
+        await world.advance(5)
+        await world.poll(number=1, restart=1, state="Ended", last=LAST)
+        assert len(world.notified) == 2
+
+    of_test(World(), scenario)
+
+
+def test_a_supervisor_of_an_older_version_says_nothing_about_restarts():
+    async def scenario(world: World) -> None:
+        await world.poll()
+        assert world.process().restart is None
+
+    of_test(World(), scenario)

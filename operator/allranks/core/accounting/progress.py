@@ -32,16 +32,24 @@ _JITTER = timedelta(seconds=1)
 
 
 def drop_stale(reports: Reports | None, pods: Iterable[Pod]) -> Reports | None:
-    """Drop reports of deleted pods and mark ranks of terminated pods as done."""
+    """Drop reports of deleted pods and of processes before the present one, and mark ranks of terminated pods as
+    done."""
     if reports is None:
         return None
     owned = {pod.name: pod for pod in pods if pod.owned}
     ranks = tuple(
         replace(rank, done=True) if not rank.done and owned[rank.pod].exit else rank
         for rank in reports.ranks
-        if rank.done or rank.pod in owned
+        if rank.done or (rank.pod in owned and not _is_dead(rank, owned[rank.pod]))
     )
     return replace(reports, ranks=ranks)
+
+
+def _is_dead(rank: RankReport, pod: Pod) -> bool:
+    """Return whether the report is of a process before the one that runs, or is to run, in the pod."""
+    if pod.process is None or pod.exit:
+        return False
+    return pod.process.started_at is None or rank.received_at < pod.process.started_at
 
 
 def with_ranks(job: Job, status: Status, reports: Reports | None) -> Reports | None:

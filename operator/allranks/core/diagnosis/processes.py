@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from allranks.api.status import Status
 from allranks.core.diagnosis.root_cause import pod_name
@@ -11,6 +11,7 @@ from allranks.core.facts import naming, topology
 from allranks.core.facts.attempt_pods import last_attempt_of
 from allranks.core.facts.model import RESTART_IN_PLACE, START_TOGETHER, Exit, Observed, Pod
 from allranks.core.facts.processes import PodProcess, ProcessExit
+from allranks.frameworks.base import Replica
 
 
 def with_processes(o: Observed) -> Observed:
@@ -20,37 +21,52 @@ def with_processes(o: Observed) -> Observed:
     Kubernetes is right about pods that have ended or are removed. What it says about pending ones may be late.
     """
     status, by_pod = o.current, o.processes.by_pod if o.processes else {}
-    if o.platform.local or (not by_pod and status.pods_of_attempt is None):
+    in_pods = status.pods_of_attempt is not None or any(entry.in_pod for entry in status.replica_restarts.values())
+    if o.platform.local or not (by_pod or in_pods):
         return o
-    alone = status.replica_restarts
-    moved = {
-        pod_name(o.job, status, replica): status.pods_of_attempt is not None
-        and naming.replica_key(replica.role, replica.index) not in alone
-        for replica in topology.replicas(o.job, status)
-    }
+    due = {pod_name(o.job, status, replica): _due(status, replica) for replica in topology.replicas(o.job, status)}
     pods = (
-        _with_process(status, pod, by_pod.get(pod.uid), moved[pod.name]) if pod.owned and pod.name in moved else pod
+        _with_process(status, pod, by_pod.get(pod.uid), due[pod.name]) if pod.owned and pod.name in due else pod
         for pod in o.pods
     )
     return replace(o, pods=tuple(pods))
 
 
-def _with_process(status: Status, pod: Pod, process: PodProcess | None, moved: bool) -> Pod:
-    """Return the pod as the current attempt sees it. `moved`: the pod was created for an earlier attempt."""
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """The process that has to run in a pod."""
+
+    number: tuple[int, int]
+    """As `PodProcess.number`."""
+    moved: bool
+    """The pod was created for an earlier process."""
+    began: bool
+    """Such a process has run."""
+
+
+def _due(status: Status, replica: Replica) -> _Due:
+    entry = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
+    if entry is None:
+        return _Due((status.attempt, 0), status.pods_of_attempt is not None, status.running_time is not None)
+    return _Due((status.attempt, entry.in_pod or 0), bool(entry.in_pod), entry.launched)
+
+
+def _with_process(status: Status, pod: Pod, process: PodProcess | None, due: _Due) -> Pod:
+    """Return the pod as the current attempt sees it."""
     pod = replace(pod, attempt=status.attempt) if status.pods_of_attempt is not None else pod
     if pod.ended or pod.phase not in ("Pending", "Running"):
         return pod
-    if process and (process.attempt > status.attempt or (process.attempt < status.attempt and not moved)):
+    if process and (process.number > due.number or (process.number < due.number and not due.moved)):
         process = None  # no such process can exist: it is not believed
     if process is None:
-        waits = moved and pod.phase == "Running" and not status.running_time
+        waits = due.moved and pod.phase == "Running" and not due.began
         return _waiting(pod) if waits else pod
     pod = replace(pod, process=process)
-    if process.attempt == status.attempt and process.state == "Ended":
+    if process.number == due.number and process.state == "Ended":
         return replace(_started(pod, process), phase="Failed", exit=_exit(process.last_exit))
-    if not moved:
+    if not due.moved:
         return _waiting(pod, START_TOGETHER, "the other pods") if process.state == "Down" else pod
-    if process.attempt == status.attempt and process.state == "Running":
+    if process.number == due.number and process.state == "Running":
         return _started(pod, process)
     return _waiting(pod)
 

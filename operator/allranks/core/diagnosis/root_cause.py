@@ -81,7 +81,8 @@ def _in_order(endings: list[_Ending]) -> list[_Ending]:
 def pod_name(job: Job, status: Status, replica: Replica) -> str:
     """Return the name of the replica's pod in the current attempt."""
     restart = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
-    return naming.pod_name(job.name, replica.role, replica.index, status.pod_attempt, restart.count if restart else 0)
+    number = restart.pod_number if restart else 0
+    return naming.pod_name(job.name, replica.role, replica.index, status.pod_attempt, number)
 
 
 _DELETED = "the pod was deleted by someone"

@@ -45,6 +45,13 @@ class PodProcess:
     """How the program ended last in this pod: of `attempt` if it is Ended, else of an earlier one."""
     code: str | None = None
     """SHA-256 of the job's code in this pod; None if the supervisor cannot replace it."""
+    restart: int | None = None
+    """How often the program was restarted alone in this pod in `attempt`; None if the supervisor cannot do that."""
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Return the attempt and the restart in the pod. Supervisors carry out orders with a larger one."""
+        return self.attempt, self.restart or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,8 @@ class Order:
 
     pod_uid: str
     action: Action
-    """`Stop`: end every process of attempts before `attempt`. `Start`: run the program of `attempt`. `Exit`: end with
-    the exit code of the program, and so the pod."""
+    """`Stop`: end every process of attempts before `attempt`, and of restarts before `restart`. `Start`: run the
+    program of `attempt`. `Exit`: end with the exit code of the program, and so the pod."""
     attempt: int = 0
     grace_seconds: int = 30
     """Of `Stop`: time between SIGTERM and SIGKILL."""
@@ -75,6 +82,8 @@ class Order:
     """Of `Start`: variables that differ from the variables of the pod; None removes one."""
     code: str = ""
     """Of `Start`: SHA-256 of the code that the pod has to fetch first; empty if it has the code of the attempt."""
+    restart: int = 0
+    """How often the program was restarted alone in this pod in `attempt`, including this time."""
 
 
 BEGINS = "allranks: attempt {} begins in this pod"

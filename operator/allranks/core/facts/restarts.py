@@ -47,11 +47,13 @@ def drop_details(status: Status, now: datetime) -> Status:
 
 
 def _without_details(entry: ReplicaRestarts, now: datetime) -> ReplicaRestarts:
-    past = entry.restart_time is None or entry.restart_time <= now
+    waits_in_pod = entry.in_pod and not entry.launched
+    past = entry.restart_time is None or (entry.restart_time <= now and not waits_in_pod)
     if entry.restart_time is None and entry.failure is None:
         return entry
     return ReplicaRestarts(
         count=entry.count,
+        in_pod=entry.in_pod,
         launched=entry.launched,
         restart_time=None if past else entry.restart_time,
         without_progress=entry.without_progress,

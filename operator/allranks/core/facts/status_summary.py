@@ -294,7 +294,9 @@ def _ready(pod: Pod) -> bool:
 def _was_launched(key: str, entry: ReplicaRestarts, pods: Mapping[tuple[str, int], Pod]) -> bool:
     role, index = key.rsplit("-", 1)
     pod = pods.get((role, int(index)))
-    return pod is not None and pod.restart == entry.count
+    if pod is None or pod.restart != entry.pod_number:
+        return False
+    return not entry.in_pod or (pod.phase == "Running" and not pod.ended)  # before that, the pod is the former one's
 
 
 def _waits_for(

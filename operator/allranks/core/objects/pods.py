@@ -128,15 +128,16 @@ def _declared_ports(templates: Iterable[Manifest], internal: Container[int]) -> 
     }
 
 
-def wait_for_orders(job: Job, status: Status, platform: Platform) -> bool:
-    """Return whether the helper in each pod waits for an order when its program has failed."""
+def roles_without_helper(job: Job, status: Status, platform: Platform) -> frozenset[str]:
+    """Return the roles with pods in which no helper waits for an order when its program has failed."""
     templates = pod_template.role_templates(job, platform)
     context = attempt_context(job, status, platform, templates)
     wire = topology.framework_of(job).wire(context)
-    return all(
-        _helper_runs(job, wire(replica), templates[replica.role], platform)
-        and report_env.restarts_in_place(job, templates[replica.role], platform)
+    return frozenset(
+        replica.role
         for replica in attempt.outermost(context)
+        if not _helper_runs(job, wire(replica), templates[replica.role], platform)
+        or not report_env.restarts_in_place(job, templates[replica.role], platform)
     )
 
 
@@ -281,7 +282,7 @@ def _pods(
 
 def _pod(job: Job, status: Status, replica: Replica, wiring: Wiring, template: Manifest, shared: _Shared) -> Manifest:
     restarts = status.replica_restarts.get(naming.replica_key(replica.role, replica.index))
-    restart = restarts.count if restarts else 0
+    restart = restarts.pod_number if restarts else 0
     labels = {
         **template["metadata"].get("labels", {}),
         **shared.gang.labels,

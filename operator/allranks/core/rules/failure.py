@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import islice
 from typing import Literal
 
@@ -118,6 +119,10 @@ class _Evaluation:
         places += ((replica.role, replica.index) for replica in snapshot.deleted_replicas)
         self._in_group = {place for place in places if topology.scope(self._job, *place) == "Group"}
 
+    @cached_property
+    def _never_in_pods(self) -> frozenset[str]:
+        return in_place.roles_that_never_restart_in_pods(self._snapshot)
+
     def decide(self, status: Status, failure: Failure) -> tuple[_Kind, Status, list[Event]]:
         """Return the decision about the next failure, on the status that the previous decisions produced."""
         job, now = self._job, self._now
@@ -135,8 +140,7 @@ class _Evaluation:
         if counted_before := self._earlier.counted(failure):
             failure = replace(failure, verdict=counted_before.verdict)
             reason = f"same failure as another replica within {CORRELATION_SECONDS} s; already counted"
-            event = Event("RankFailed", f"{described}: {reason}", warning=True)
-            return "restarted", self._restart_alone(status, failure, None), [event]
+            return "restarted", *self._restart_alone(status, failure, None, f"{described}: {reason}")
 
         failure = judged(job, status, failure)
         decision = restart_policy.decide_restart(job, status, failure, self._snapshot.observed.platform)
@@ -161,13 +165,17 @@ class _Evaluation:
             new_pods = in_place.why_new_pods(self._snapshot, status, failure)
             restarted = transitions.restart(job, status, failure, counted, decision.explanation, now, new_pods)
             return "final", restarted, [event, Event("Restarting", decision.explanation + in_place.describe(new_pods))]
-        return "restarted", self._restart_alone(status, failure, counted), [event]
+        return "restarted", *self._restart_alone(status, failure, counted, f"{described}: {decision.explanation}")
 
-    def _restart_alone(self, status: Status, failure: Failure, counted: bool | None) -> Status:
-        restarted = transitions.restart_replica(self._job, status, failure, counted, self._now)
+    def _restart_alone(
+        self, status: Status, failure: Failure, counted: bool | None, message: str
+    ) -> tuple[Status, list[Event]]:
+        never = failure.role in self._never_in_pods
+        new_pod = "" if never else in_place.why_new_pod(self._snapshot, status, failure)
+        restarted = transitions.restart_replica(self._job, status, failure, counted, self._now, in_pod=new_pod is None)
         key = naming.replica_key(failure.role, failure.index)
         self._earlier.record(key, restarted.replica_restarts[key])
-        return restarted
+        return restarted, [Event("RankFailed", message + in_place.describe_alone(new_pod), warning=True)]
 
     def _summary(self, status: Status) -> Status:
         """Return the status with the pod counts that follow from the decisions so far."""

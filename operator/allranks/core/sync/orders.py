@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from allranks.api.status import FINISHED, WITHOUT_PODS, Status
+from allranks.api.status import FINISHED, WITHOUT_PODS, ReplicaRestarts, Status
 from allranks.core.facts import naming, pod_template, pool_template, topology
 from allranks.core.facts.attempt_pods import pod_trouble
 from allranks.core.facts.model import ANY_PLATFORM, START_TOGETHER, Plan, Pod
@@ -41,28 +41,52 @@ def _orders(snapshot: Snapshot) -> Iterator[Order]:
     by_pod = o.processes.by_pod if o.processes else {}
     over = status.phase in FINISHED | WITHOUT_PODS or uploading_since(status) is not None
     ignored = frozenset(status.ignored)
-    slots = {
-        pod.uid: pod for place, pod in snapshot.pods.items() if not over and naming.replica_key(*place) not in ignored
-    }
+    slots = [pod for place, pod in snapshot.pods.items() if not over and naming.replica_key(*place) not in ignored]
+    places = {pod.uid for pod in slots}
     for pod in o.pods:
         process = by_pod.get(pod.uid)
-        if pod.owned and process and process.state != "Running" and pod.uid not in slots and not pod.deleted_at:
+        if pod.owned and process and process.state != "Running" and pod.uid not in places and not pod.deleted_at:
             yield Order(pod.uid, "Exit")
+    alone = {pod.uid: entry for pod in slots if (entry := _restarts_in_pod(status, pod))}
+    yield from (order for pod in slots if pod.uid in alone and (order := _order_alone(snapshot, pod, alone[pod.uid])))
+    group = [pod for pod in slots if pod.uid not in alone]
     if status.pods_of_attempt is None:
-        waiting = [pod for pod in slots.values() if pod.waiting_reason == START_TOGETHER]
+        waiting = [pod for pod in group if pod.waiting_reason == START_TOGETHER]
         if waiting and status.attempt_time and _is_whole(snapshot):
             yield from (Order(pod.uid, "Start", status.attempt) for pod in waiting)
         return
     grace, begins = _grace(snapshot), _barrier_passed(snapshot)
-    for pod in slots.values():
+    for pod in group:
         if pod.process is None:
             continue
         if pod.process.attempt < status.attempt:
-            yield Order(pod.uid, "Stop", status.attempt, grace.get(pod.role, pod_template.DEFAULT_GRACE_PERIOD_SECONDS))
+            seconds = grace.get(pod.role, pod_template.DEFAULT_GRACE_PERIOD_SECONDS)
+            yield Order(pod.uid, "Stop", status.attempt, grace_seconds=seconds)
         elif pod.process.state == "Down" and begins:
             yield Order(
                 pod.uid, "Start", status.attempt, env=_environment(snapshot), code=_other_code(status, pod.process)
             )
+
+
+def _restarts_in_pod(status: Status, pod: Pod) -> ReplicaRestarts | None:
+    """Return the restarts of the pod's replica if the last one is in this pod."""
+    entry = status.replica_restarts.get(naming.replica_key(pod.role, pod.index)) if status.replica_restarts else None
+    return entry if entry and entry.in_pod else None
+
+
+def _order_alone(snapshot: Snapshot, pod: Pod, entry: ReplicaRestarts) -> Order | None:
+    """Return the order for a replica that restarts alone in its pod: it waits for no other pod."""
+    status, process = snapshot.persisted, pod.process
+    if process is None:
+        return None
+    restart = entry.in_pod or 0
+    if process.number < (status.attempt, restart):
+        grace = _grace(snapshot).get(pod.role, pod_template.DEFAULT_GRACE_PERIOD_SECONDS)
+        return Order(pod.uid, "Stop", status.attempt, grace, restart=restart)
+    if process.state != "Down" or (entry.restart_time and snapshot.observed.now < entry.restart_time):
+        return None
+    code, env = _other_code(status, process), _environment(snapshot)
+    return Order(pod.uid, "Start", status.attempt, env=env, code=code, restart=restart)
 
 
 def _other_code(status: Status, process: PodProcess) -> str:
@@ -104,6 +128,35 @@ def _may_run_an_older_process(snapshot: Snapshot, pod: Pod) -> bool:
     if pod.process is None:
         return not pod.ended
     return pod.process.attempt < snapshot.persisted.attempt
+
+
+def restarting_in_pods(snapshot: Snapshot) -> Iterator[tuple[str, tuple[str, int], ReplicaRestarts]]:
+    """Yield (replica, place, restarts) of the replicas that restart alone in their pods and have not begun again."""
+    entries = snapshot.current.replica_restarts
+    if not any(entry.in_pod and not entry.launched for entry in entries.values()):
+        return
+    for replica in snapshot.replicas:
+        place, key = (replica.role, replica.index), naming.replica_key(replica.role, replica.index)
+        entry, pod = entries.get(key), snapshot.pods.get(place)
+        if entry is None or not entry.in_pod or entry.launched or snapshot.settled(*place):
+            continue
+        if pod is None or not (pod.succeeded or (pod.process and pod.phase != "Pending")):
+            yield key, place, entry
+
+
+def lost_alone(snapshot: Snapshot, place: tuple[str, int]) -> str:
+    """Return why a replica cannot restart in its pod any more; empty if it can."""
+    pod = snapshot.pods.get(place)
+    if pod is None:
+        return f"{naming.replica_key(*place)} has no pod"
+    return pod_trouble(pod) if pod.ended or pod.deleted_at or pod.disruption else ""
+
+
+def deadline_alone(snapshot: Snapshot, entry: ReplicaRestarts) -> datetime:
+    """Return when a replica that does not run in its pod gets a new one."""
+    o = snapshot.observed
+    times = (entry.restart_time, o.processes.since if o.processes else None)
+    return max((moment for moment in times if moment), default=o.now) + ANSWER
 
 
 def lost_pod(snapshot: Snapshot) -> str:

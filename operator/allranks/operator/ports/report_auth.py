@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from allranks.core.facts.model import Manifest
-from allranks.core.facts.naming import NO_RANKS
+from allranks.core.facts.model import Manifest, Pod
+from allranks.core.facts.naming import NO_RANKS, replica_key
 from allranks.core.objects.report_env import AUDIENCE
 from allranks.kube.client import Client
 from allranks.kube.errors import ApiError, Fenced, Unavailable
@@ -214,7 +214,8 @@ class Reviews:
         if pod.role in NO_RANKS or not pod.role or pod.index < 0 or not 0 <= pod.attempt <= attempt_of(job):
             raise Denied(403, "this pod is not a rank of its job")
         attempt = attempt_in(job, pod.attempt)
-        return ReportSource(name, cached.owner, pod.name, pod.uid, pod.role, pod.index, attempt, pod.restart, pod.node)
+        restart = restart_in(job, pod)
+        return ReportSource(name, cached.owner, pod.name, pod.uid, pod.role, pod.index, attempt, restart, pod.node)
 
 
 def attempt_of(job: Manifest) -> int:
@@ -227,6 +228,19 @@ def attempt_of(job: Manifest) -> int:
 def attempt_in(job: Manifest, created_for: int) -> int:
     """Return the attempt that runs in pods which were created for an attempt: a later one may restart in them."""
     return attempt_of(job) if _number(job, "podsOfAttempt") == created_for else created_for
+
+
+def restart_in(job: Manifest, pod: Pod) -> int:
+    """Return which restart of its replica alone runs in a pod: the one that it was created for, or a later one."""
+    status = job.get("status")
+    entries = status.get("replicaRestarts") if isinstance(status, dict) else None
+    entry = entries.get(replica_key(pod.role, pod.index)) if isinstance(entries, dict) else None
+    if not isinstance(entry, dict):
+        return pod.restart
+    count, in_pod = entry.get("count"), entry.get("inPod")  # no schema has validated them
+    if isinstance(count, int) and isinstance(in_pod, int) and count - in_pod == pod.restart:
+        return count
+    return pod.restart
 
 
 def _number(job: Manifest, name: str) -> int | None:
