@@ -10,6 +10,7 @@ from typing import Any
 from allranks.api.status import Failure as RecordedFailure
 from allranks.api.status import Status
 from allranks.core.diagnosis.pod_ends import SETTLING
+from allranks.core.facts import development
 from allranks.core.facts.model import Exit, Observed, Plan, Pod
 from allranks.core.facts.naming import ATTEMPT_LABEL, RESTART_LABEL, decode_indices
 from support.simulator import Audit, Cluster
@@ -71,8 +72,9 @@ class Watchdog:
         cluster.store.watchers.insert(0, self._changed)
         cluster.supervisors.before_start.append(self._program_starts)
 
-    def _program_starts(self, supervisor: Supervisor, attempt: int) -> None:
-        """No program starts before all pods of its attempt are down, so that no two attempts run at once."""
+    def _program_starts(self, supervisor: Supervisor, attempt: int, code: str | None) -> None:
+        """No program starts before all pods of its attempt are down, so that no two attempts run at once. All ranks of
+        an attempt have the same code."""
         generation = place_of_name(supervisor.pod[2])[2]
         if supervisor.waits_to_begin:
             self._all_are_there(attempt)
@@ -86,6 +88,18 @@ class Watchdog:
             hold(process.attempt >= attempt, f"attempt {attempt} starts, and {name} is {process}")
             mixed = process.state == "Running" and process.attempt != attempt
             hold(not mixed, f"attempt {attempt} starts, and {name} runs attempt {process.attempt}")
+            differs = process.state == "Running" and None not in (code, process.code) and process.code != code
+            hold(not differs, f"attempt {attempt} starts with {code}, and {name} runs {process.code}")
+        status = self._before or {}
+        written = status.get("code", {}).get("sha256")
+        hold(
+            None in (code, written) or status["attempt"] != attempt or code == written,
+            f"attempt {attempt} starts with {code}, and {written} is written",
+        )
+        waits = status.get("code", {}).get("awaitsChange") and status["attempt"] == attempt
+        ends = status.get("restartTime") if waits else None
+        early = ends is not None and self._cluster.now < datetime.fromisoformat(ends)
+        hold(not early, f"attempt {attempt} starts although it waits for other code")
         self._restart_is_written(supervisor)
 
     def _restart_is_written(self, supervisor: Supervisor) -> None:
@@ -203,11 +217,19 @@ class Watchdog:
         elif attempts:
             resumed = before["phase"] == "Suspended" and status["phase"] == "Pending"
             reasons = {c["type"]: c["reason"] for c in status["conditions"]}
-            resized = reasons.get("Restarting") in ("Restarted", "Resized", "Shrunk", "Grown")
+            resized = reasons.get("Restarting") in ("Restarted", "Resized", "Shrunk", "Grown", "CodeChanged")
             # The cause may itself not be counted, if another replica failed in the same way in that minute.
             lost = status["history"][-1].get("failure") if status["history"] else None
             followed = lost is not None and any(_same(lost, failure) for failure in self._alone)
-            hold(resumed or resized or followed, f"attempt {status['attempt']} has no reason")
+            hold(
+                resumed or resized or followed or (lost is not None and self._is_developed()),
+                f"attempt {status['attempt']} has no reason",
+            )
+
+    def _is_developed(self) -> bool:
+        """Whether failures wait for other code, which counts for nothing."""
+        job = self._cluster.job(KEY)
+        return job is not None and development.ANNOTATION in job["metadata"].get("annotations", {})
 
     def _of_attempt(self, attempt: int) -> list[Manifest]:
         ours = (pod for pod in self._cluster.pods() if controller_of(pod) == self._tally.uid)

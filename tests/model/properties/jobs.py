@@ -14,6 +14,9 @@ KEY = (KIND, "default", JOB)
 
 Spec = dict[str, Any]
 
+CODES = tuple({"configMap": f"code-{letter}", "sha256": letter * 64} for letter in "abc")
+"""What `spec.code` can be."""
+
 _ROLES: dict[str, list[dict[str, int]]] = {
     "pytorch": [
         {"worker": 1},
@@ -101,6 +104,8 @@ def specs(draw: st.DrawFn, elastic: bool = False, supervised: bool = False) -> S
         spec["success"] = success
     if supervised:
         spec["progress"] = {}
+        if draw(st.booleans()):
+            spec["code"] = CODES[0]
         if choice := draw(st.sampled_from([None, None, None, "Always", "Never"])):
             spec["startTogether"] = choice
         if draw(st.integers(0, 7)) == 7:

@@ -7,11 +7,13 @@ that hypothesis can shrink them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from hypothesis import strategies as st
 
 from allranks.core.diagnosis.pod_ends import SETTLING
+from allranks.core.facts import development
 from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, PLACEHOLDER, ROLE_LABEL
 from allranks.core.facts.restarts import RESTART_ANNOTATION
 from support.simulator import Cluster, Node
@@ -19,6 +21,7 @@ from support.simulator.store import Key, controller_of, ended, key_of
 from support.simulator.supervisors import FAULTS
 
 from .invariants import DISRUPTIONS, Tally, is_going, name_of, place_of, pod_name
+from .jobs import CODES as CODES_OF_JOB
 from .jobs import JOB, KEY
 from .reference import SERVICES, Reference
 
@@ -58,8 +61,9 @@ IN_PODS = (
     *("advance", "advance", "advance", "jump", "suspend", "resume", "pause", "resize", "max_restarts", "deadline"),
     *("kill_after", "kill_after", "stop_operator", "start_operator", "restart_operator", "step", "step", "save"),
     *("avalanche", "relabel", "mark", "usurp", "quota", "done_all"),
+    *("edit", "edit", "edit", "develop", "develop"),
 )
-"""Actions on pods whose supervisors restart programs, with faults of the supervisors."""
+"""Actions on pods whose supervisors restart programs, with faults of the supervisors, and edits of their code."""
 """Adds actions that make the operator see several events at once, late, or not at all."""
 
 
@@ -228,6 +232,18 @@ class Injector:
         if job := self.cluster.job(KEY):
             attempt = str(job.get("status", {}).get("attempt", 0))
             self.cluster.store.patch(KEY, {"metadata": {"annotations": {RESTART_ANNOTATION: attempt}}})
+
+    def _edit(self, which: int, what: int) -> None:
+        """A user ships other code, or the same again."""
+        if (job := self.cluster.job(KEY)) and "code" in job["spec"]:
+            self.patch({"code": CODES_OF_JOB[what % len(CODES_OF_JOB)]})
+
+    def _develop(self, which: int, what: int) -> None:
+        """`allranks dev` is attached from now on, or for longer, or leaves."""
+        if self.cluster.job(KEY):
+            end = self.cluster.now + timedelta(seconds=SECONDS[what])
+            value = end.isoformat().replace("+00:00", "Z") if which % 4 else None
+            self.cluster.store.patch(KEY, {"metadata": {"annotations": {development.ANNOTATION: value}}})
 
     def _trains(self, pod: Manifest) -> bool:
         """Whether the program of the pod runs."""

@@ -251,6 +251,11 @@ def _renames_the_pod_of_a_restart(patch: Patch) -> None:
     patch.setattr(ReplicaRestarts, "pod_number", property(lambda entry: entry.count))
 
 
+def _starts_with_older_code(patch: Patch) -> None:
+    """Pods that have the code of an older attempt start it again."""
+    patch.setattr("allranks.core.sync.orders._other_code", lambda status, process: "")
+
+
 def _starts_without_a_list(patch: Patch) -> None:
     """A new operator only watches, and does not list existing objects."""
     patch.setattr("support.simulator.informer.Informer.relist", lambda self: None)
@@ -389,6 +394,7 @@ def test_two_failures_at_once() -> None:
         pytest.param(_starts_before_all_are_there, "in their pods", id="ranks start before all pods are there"),
         pytest.param(_counts_new_pods_again, "in their pods", id="new pods for the same attempt count again"),
         pytest.param(_counts_a_new_pod_again, "in their pods", id="a new pod for the same restart counts again"),
+        pytest.param(_starts_with_older_code, "in their pods", id="ranks start with the code of an older attempt"),
         pytest.param(_renames_the_pod_of_a_restart, "in their pods", id="a restart in a pod changes its name"),
         pytest.param(_keeps_old_pods, "any order", id="pods of older attempts are kept"),
     ],

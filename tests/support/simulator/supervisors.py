@@ -69,8 +69,8 @@ class Supervisors:
         """Enqueues the job with this UID; the operator sets it, and a killed one receives nothing."""
         self.heard: dict[str, PodProcess] = {}
         """UID of a pod -> what the present operator has heard of it."""
-        self.before_start: list[Callable[[Supervisor, int], None]] = []
-        """Called with each start of a program, and its attempt: invariants."""
+        self.before_start: list[Callable[[Supervisor, int, str | None], None]] = []
+        """Called with each start of a program, its attempt, and the hash of its code: invariants."""
         self.reconnect_seconds = 0.0
         """Time until a supervisor finds a new operator."""
         self.answering = False
@@ -142,7 +142,7 @@ class Supervisors:
                 self._host.after(wait, lambda: self._stopped(supervisor, number))
             case "Start" if process.number == number and process.state == "Down":
                 for check in self.before_start:
-                    check(supervisor, order.attempt)
+                    check(supervisor, order.attempt, order.code or process.code)
                 supervisor.env = dict(order.env)
                 self._start(supervisor, order.code)
 
