@@ -61,7 +61,7 @@ IN_PODS = (
     *("advance", "advance", "advance", "jump", "suspend", "resume", "pause", "resize", "max_restarts", "deadline"),
     *("kill_after", "kill_after", "stop_operator", "start_operator", "restart_operator", "step", "step", "save"),
     *("avalanche", "relabel", "mark", "usurp", "quota", "done_all"),
-    *("edit", "edit", "edit", "develop", "develop"),
+    *("edit", "edit", "edit", "develop", "develop", "kill_helper", "kill_helper"),
 )
 """Actions on pods whose supervisors restart programs, with faults of the supervisors, and edits of their code."""
 """Adds actions that make the operator see several events at once, late, or not at all."""
@@ -226,6 +226,11 @@ class Injector:
                 self.cluster.supervisors.of_pod[uid].stop_seconds = SECONDS[what % 5]
             else:
                 self.cluster.supervisors.misbehave(uid, FAULTS[what])
+
+    def _kill_helper(self, which: int, what: int) -> None:
+        """A supervisor is killed, whatever it waits for, and so its container ends."""
+        if pod := self._choose(which, lambda pod: pod["metadata"]["uid"] in self.cluster.supervisors.of_pod):
+            self._end(pod, 137, "Error", "")
 
     def _ask_restart(self, which: int, what: int) -> None:
         """A user asks for a new attempt."""

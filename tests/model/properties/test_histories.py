@@ -54,11 +54,11 @@ def test_an_elastic_job_has_the_size_that_the_reference_says(
 
 
 @share(0.1)
-@given(spec=specs(supervised=True), history=histories(IN_PODS, 25), lag=LAGS, seed=SEEDS, late=LATE)
+@given(spec=specs(supervised=True), history=histories(IN_PODS, 25), lag=LAGS, seed=SEEDS, late=LATE, deletion=DELETIONS)
 def test_ranks_that_restart_in_their_pods_hold_in_any_order(
-    spec: Spec, history: list[Action], lag: Lag, seed: int, late: float
+    spec: Spec, history: list[Action], lag: Lag, seed: int, late: float, deletion: str | None
 ) -> None:
-    roughly_in_pods(spec, history, lag, seed, late)
+    roughly(spec, history, lag, seed, late, deletion)
 
 
 def roughly_in_pods(spec: Spec, history: list[Action], lag: Lag, seed: int, late: float) -> None:
