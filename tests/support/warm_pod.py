@@ -55,6 +55,8 @@ class Pod:
         self.packages.mkdir()
         (self.packages / "library.py").write_text(LIBRARY)
         self.imports = folder / "imports"
+        self.next = {"attempt": 3}
+        """The attempt that follows, and the restart in it if the program restarts alone."""
         self.killed_at = 0.0
         """When the first program was killed, in seconds since the epoch."""
 
@@ -101,9 +103,9 @@ class Pod:
         self.killed_at = time.time()
         os.kill(rank, signal.SIGKILL)
         self._operator.wait(state="Ended")
-        self._operator.say({"order": "Stop", "attempt": 3, "grace": 60})
+        self._operator.say({"order": "Stop", "grace": 60, **self.next})
         self._operator.wait(state="Down")
-        self._operator.say({"order": "Start", "attempt": 3, "env": {"ALLRANKS_ATTEMPT": "3"}})
+        self._operator.say({"order": "Start", "env": {"ALLRANKS_ATTEMPT": str(self.next["attempt"])}, **self.next})
         out, _ = process.communicate(timeout=1200)
         assert process.returncode == 0, self.errors.read_text()
         return (first + out).decode()

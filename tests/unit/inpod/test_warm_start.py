@@ -60,6 +60,20 @@ def test_the_next_attempt_finds_its_imports_done(pod):
     assert DONE in err
 
 
+def test_a_program_that_restarts_alone_finds_its_imports_done(pod):
+    pod.next = {"attempt": 2, "restart": 1}
+    early = """
+if os.path.exists("begun"):
+    os.environ["ALLRANKS_ATTEMPT"] = "again"
+open("begun", "w").close()
+"""
+    out, err = pod.run(sys.executable, script(pod, early))
+    first, waited = pod.imports.read_text().split()[:2]
+    assert out == f"{first} 2\n{waited} again\n"
+    assert first != waited
+    assert DONE in err
+
+
 def test_nothing_is_prepared_if_the_job_does_not_want_it(pod):
     _, err = pod.run(sys.executable, script(pod), ALLRANKS_WARM_START="Never")
     assert len(pod.imports.read_text().split()) == 2
