@@ -1,33 +1,40 @@
 """The descendants of this process: finds them, ends them whatever they did to be independent, and removes what their
-libraries left in /dev/shm. Needs only the standard library, and /proc.
+libraries left in /dev/shm.
+
+Needs only the standard library, and imports little of it: each container of a local run starts with it.
 """
+
+# ruff: noqa: PTH108, PTH115, PTH208, SIM105
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import signal
-from collections.abc import Collection
-from pathlib import Path
 
-SHARED_MEMORY = Path("/dev/shm")
+TYPE_CHECKING = False  # importing typing takes longer than this file
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+SHARED_MEMORY = "/dev/shm"
 _PR_SET_CHILD_SUBREAPER = 36
-_LEFT = re.compile(r"torch_\d+_|nccl-|psm2?_|sem\.(mp|loky)-|pym-\d+-")
+_LEFT = r"torch_\d+_|nccl-|psm2?_|sem\.(mp|loky)-|pym-\d+-"
 """Names that libraries give their files in /dev/shm: PyTorch, NCCL, PSM and Python's shared memory, Python's
 semaphores (also of joblib), and the memory of `multiprocessing.Array`."""
 _OF_THE_HOST = "ipc:[4026531839]"
 """The first IPC namespace of a machine (PROC_IPC_INIT_INO of Linux)."""
 
 
-def adopt_orphans() -> bool:
-    """Become the parent of each descendant whose parent ends. Return False if the system cannot do this."""
-    if os.getpid() == 1:
-        return True
+def adopt_orphans(adopt: bool = True) -> bool:
+    """Become the parent of each descendant whose parent ends, or no longer. Return False if the system cannot do
+    this."""
+    return os.getpid() == 1 or prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
+
+
+def prctl(option: int, value: int) -> bool:
     try:
         import ctypes
 
-        return int(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+        return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0)) == 0
     except (ImportError, OSError, AttributeError):
         return False
 
@@ -40,14 +47,21 @@ def kill_descendants(spared: Collection[int] = ()) -> bool:
     """
     pids = descendants() - set(spared)
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
     return not pids
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process, if it exists and this one may."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def descendants() -> set[int]:
     """Return all processes below this one, also those that have ended and were not reaped."""
-    return below(os.getpid(), {pid: stat[1] for pid in processes() if (stat := stat_of(pid)) is not None})
+    return below(os.getpid(), parents())
 
 
 def below(ancestor: int, parents: dict[int, int]) -> set[int]:
@@ -65,18 +79,29 @@ def below(ancestor: int, parents: dict[int, int]) -> set[int]:
     return out
 
 
+def parents() -> dict[int, int]:
+    """Return the parent of each process, also of those that have ended and were not reaped."""
+    if os.path.isdir("/proc/self"):  # noqa: PTH112
+        return {pid: stat[1] for pid in processes() if (stat := stat_of(pid)) is not None}
+    with os.popen("ps -A -o pid= -o ppid=") as listing:
+        return {int(pid): int(parent) for pid, parent in map(str.split, listing)}
+
+
 def processes() -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return []
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
 
 
 def stat_of(pid: int) -> tuple[str, int] | None:
     """Return the state of a process, such as `R` or `Z`, and its parent; None if it is gone, and without /proc."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-        return state, int(parent)
-    return None
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+        return state.decode(), int(parent)
+    except (OSError, ValueError):
+        return None
 
 
 def parent_of(pid: int) -> int | None:
@@ -92,35 +117,47 @@ def pythons_below(ancestor: int, number: int) -> list[tuple[int, str]]:
 
 
 def catches(pid: int, number: int) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            for line in file:
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError):
+        pass
     return False
 
 
 def command_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-        return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words).strip()[:100])
-    return "?"
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return "?"
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words).strip()[:100])
 
 
-def clear_shared_memory(since: float, folder: Path = SHARED_MEMORY) -> list[str]:
+def clear_shared_memory(since: float, folder: str | os.PathLike[str] = SHARED_MEMORY) -> list[str]:
     """Remove the files that libraries of processes that have ended left there. Return their names.
 
     Only files with the names of these libraries, of this user, and not older than `since` (seconds since the epoch).
     Nothing is removed in the IPC namespace of the machine, which other pods share.
     """
+    import re
+
     removed = []
-    with contextlib.suppress(OSError):
-        if str(Path("/proc/self/ns/ipc").readlink()) == _OF_THE_HOST:
+    try:
+        if os.readlink("/proc/self/ns/ipc") == _OF_THE_HOST:
             return []
-        for entry in os.scandir(folder):
-            with contextlib.suppress(OSError):
-                stat = entry.stat(follow_symlinks=False)
-                ours = entry.is_file(follow_symlinks=False) and stat.st_uid == os.geteuid() and stat.st_mtime >= since
-                if ours and _LEFT.match(entry.name):
-                    os.unlink(entry.path)  # noqa: PTH108
-                    removed.append(entry.name)
+        entries = list(os.scandir(folder))
+    except OSError:
+        return []
+    for entry in entries:
+        try:
+            stat = entry.stat(follow_symlinks=False)
+            ours = entry.is_file(follow_symlinks=False) and stat.st_uid == os.geteuid() and stat.st_mtime >= since
+            if ours and re.match(_LEFT, entry.name):
+                os.unlink(entry.path)
+                removed.append(entry.name)
+        except OSError:
+            pass
     return removed

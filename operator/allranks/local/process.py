@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from allranks.core.facts.model import Exit
+from allranks.inpod import process_tree
 from allranks.local import shim
 from allranks.local.errors import LocalRunError
 from allranks.text import last_lines
@@ -313,21 +314,22 @@ class Reaper:
 
     def __enter__(self) -> Reaper:
         self._before = set(_children())
-        shim.become_subreaper()
+        if sys.platform == "linux":
+            process_tree.adopt_orphans()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill_orphans(())
         if sys.platform == "linux":
-            shim.prctl(shim.PR_SET_CHILD_SUBREAPER, 0)
+            process_tree.adopt_orphans(False)
 
     def kill_orphans(self, shims: Iterable[int]) -> None:
         """Kill all children except `shims` and those from before the context, with all their descendants."""
         kept = self._before | set(shims)
         while orphans := set(_children()) - kept:
-            for orphan in orphans:
-                for pid in (*shim.descendants(orphan), orphan):
-                    shim.send(pid, signal.SIGKILL)
+            parents = process_tree.parents()
+            for pid in orphans.union(*(process_tree.below(orphan, parents) for orphan in orphans)):
+                process_tree.send(pid, signal.SIGKILL)
             if not _reap(orphans):
                 return
 
@@ -346,4 +348,5 @@ def _reap(orphans: Iterable[int]) -> bool:
 
 def _children() -> list[int]:
     parent_pid = os.getpid()
-    return [pid for pid, parent in shim.parents() if parent == parent_pid] if sys.platform == "linux" else []
+    parents = process_tree.parents() if sys.platform == "linux" else {}
+    return [pid for pid, parent in parents.items() if parent == parent_pid]

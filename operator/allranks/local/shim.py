@@ -10,7 +10,7 @@ with lines: `started TIME`, then `exited STATUS TIME` with a wait status, or `fa
 """
 
 # Importing pathlib and contextlib takes longer than all other imports here.
-# ruff: noqa: PTH112, PTH118, PTH208, SIM105
+# ruff: noqa: PTH100, PTH118, PTH120, SIM105
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ import signal
 import sys
 import time
 
+if __name__ == "__main__":  # alone, in a Python without packages
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inpod"))
+    import process_tree  # type: ignore[import-not-found]
+else:
+    from allranks.inpod import process_tree
+
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 LINUX = sys.platform == "linux"
 LEFTOVER_SECONDS = 10.0
 """Longest wait for killed processes in uninterruptible I/O."""
@@ -35,7 +40,8 @@ def main() -> None:
     request = read_request(link)
     if request is None:
         return
-    become_subreaper()
+    if LINUX:
+        process_tree.adopt_orphans()
     wakeup, wakeup_end = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(wakeup_end, False)
@@ -54,14 +60,14 @@ def supervise(first: int, link: int, wakeup: int) -> None:
     poll.register(wakeup, select.POLLIN)
     status: int | None = None
     ended = give_up = 0.0
-    remembered: list[int] = []
+    remembered: set[int] = set()
     interval: int | None = None
     while True:
         for fd, _ in poll.poll(interval):
             if fd == wakeup:
                 for number in os.read(wakeup, 4096):
                     if number in FORWARDED and status is None:
-                        send(first, number)
+                        process_tree.send(first, number)
                 continue
             orders = receive(link)
             if not orders:
@@ -69,22 +75,21 @@ def supervise(first: int, link: int, wakeup: int) -> None:
             if not orders or b"K" in orders:
                 give_up = give_up or time.monotonic() + LEFTOVER_SECONDS
             elif b"T" in orders and status is None:
-                remembered = [] if LINUX else descendants(os.getpid())
-                send(first, signal.SIGTERM)
+                remembered = set() if LINUX else process_tree.descendants()
+                process_tree.send(first, signal.SIGTERM)
         while (reaped := reap()) is not None and reaped[0]:
             if reaped[0] == first:
                 status, ended = reaped[1], time.time()
                 give_up = give_up or time.monotonic() + LEFTOVER_SECONDS
                 kill_group(first)
                 for pid in remembered:
-                    send(pid, signal.SIGKILL)
+                    process_tree.send(pid, signal.SIGKILL)
         if give_up and (reaped is None or time.monotonic() > give_up):
             report(link, f"exited {int(signal.SIGKILL) if status is None else status} {ended or time.time()!r}")
             return
         if give_up:
             # Repeated: a process that was just forked may not be in the list yet.
-            for descendant in descendants(os.getpid()):
-                send(descendant, signal.SIGKILL)
+            process_tree.kill_descendants()
             interval = 5 if interval is None else min(interval * 2, 200)
 
 
@@ -128,7 +133,7 @@ def prepare_child(shim: int, files: int) -> None:
         if number in (signal.SIGPIPE, signal.SIGXFSZ) or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     if LINUX:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # for the case that the shim is killed
+        process_tree.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # for the case that the shim is killed
         if os.getppid() != shim:
             os._exit(127)
         try:
@@ -157,54 +162,6 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
         except OSError as error:
             reason = error
     raise reason or FileNotFoundError(2, name)
-
-
-def descendants(root: int) -> list[int]:
-    """Return all descendants of `root`, leaves first."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents():
-        children.setdefault(parent, []).append(pid)
-    pids = [root]
-    for pid in pids:
-        pids += children.get(pid, ())
-    return pids[:0:-1]
-
-
-def parents() -> list[tuple[int, int]]:
-    """Return (pid, parent pid) of every process."""
-    if not os.path.isdir("/proc/self"):
-        with os.popen("ps -A -o pid= -o ppid=") as listing:
-            return [(int(pid), int(parent)) for pid, parent in map(str.split, listing)]
-    pairs = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    stat = file.read()
-            except OSError:
-                continue
-            # The command name before it may contain spaces and parentheses.
-            pairs.append((int(name), int(stat[stat.rindex(b")") + 2 :].split()[1])))
-    return pairs
-
-
-def become_subreaper() -> None:
-    """Make orphaned descendants children of this process. Linux only: elsewhere they cannot be found."""
-    if LINUX:
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def prctl(option: int, value: int) -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def send(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        pass
 
 
 def kill_group(pid: int) -> None:
