@@ -365,6 +365,22 @@ class CurvePoint(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricRecord(StatusPart):
+    """All values of a metric that one rank reported, in all attempts."""
+
+    first_step: Annotated[Count, Field(description="The step of the first reported value.")]
+    first: Annotated[float | None, Field(description="The first value; None if it is NaN or infinite.")] = None
+    last_step: Annotated[Count, Field(description="The step of the latest reported value.")]
+    lowest_step: Annotated[Count | None, Field(description="The step of the lowest finite value.")] = None
+    lowest: Annotated[float | None, Field(description="The lowest of all finite values.")] = None
+    highest_step: Annotated[Count | None, Field(description="The step of the highest finite value.")] = None
+    highest: Annotated[float | None, Field(description="The highest of all finite values.")] = None
+    not_finite_step: Annotated[
+        Count | None, Field(description="The step of the first value that is NaN or infinite.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgressStatus(TextPart):
     """Progress of the training, from the program's reports."""
 
@@ -380,6 +396,10 @@ class ProgressStatus(TextPart):
     not_finite: Annotated[
         Annotated[dict[Reason, Count], Field(max_length=32)] | None,
         Field(description="Metrics whose value is NaN or infinite -> the step since which it is."),
+    ] = None
+    records: Annotated[
+        Annotated[dict[Reason, MetricRecord], Field(max_length=32)] | None,
+        Field(description="First, lowest and highest value of each metric, with their steps."),
     ] = None
     samples_per_second: Annotated[
         NonNegative | None, Field(description="Throughput of all ranks together, if each of them reports its own.")

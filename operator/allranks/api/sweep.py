@@ -163,6 +163,11 @@ class Objective(Model):
         description="Name of a metric that the program reports, for example loss."
     )
     goal: Literal["Minimize", "Maximize"] = Field(description="Whether smaller or larger values are better.")
+    value: Literal["Last", "Best"] | None = Field(
+        None,
+        description="Which value of the metric counts for a trial. Last: the latest one. Best: the lowest or highest "
+        "one, whichever goal says. Default: Last. Early stopping compares values of the same step.",
+    )
 
 
 class Stop(Model):

@@ -61,7 +61,7 @@ class Trial(TextPart):
     )
     runs: Annotated[Count, Field(description="How often it was run again after a disruption ended its job.")] = 0
     step: Annotated[Count | None, Field(description="Number of completed steps.")] = None
-    value: Annotated[float | None, Field(description="Latest value of the objective's metric.")] = None
+    value: Annotated[float | None, Field(description="Value of the objective's metric.")] = None
     checks: Annotated[
         list[Check], Field(max_length=64, description="Values of the metric at the checks of the early stopping.")
     ] = field(default_factory=list)

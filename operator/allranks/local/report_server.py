@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from allranks.core.facts import rank_reports
 from allranks.core.facts.model import Manifest, Pod
 from allranks.core.facts.naming import TRAINER
-from allranks.core.facts.rank_reports import TOKEN_FILE, CheckpointDue, Reports
+from allranks.core.facts.rank_reports import TOKEN_FILE, CheckpointDue, MetricValues, Reports
 from allranks.core.objects.report_env import disabled, trainer_variables
 from allranks.local import run_directories
 from allranks.pod_bundle import copy_library, copy_startup
@@ -38,8 +38,10 @@ class LocalReports:
         run_dir: Path,
         wake: Callable[[], None],
         step_log: Path | None = None,
+        recorded: Callable[[int, list[MetricValues]], None] | None = None,
     ) -> None:
-        """`step_log`: the directory in which ranks record all of their reports."""
+        """`step_log`: the directory in which ranks record all of their reports. `recorded`: see `ReportStore`."""
+        self._recorded = recorded
         self._job, self._uid, self._node, self._run_dir, self._wake = job, uid, node, run_dir, wake
         self._step_log = step_log
         self._sources: dict[str, messages.ReportSource] = {}
@@ -55,7 +57,9 @@ class LocalReports:
             return
         # A person watches a single job: few ranks report more often than on a cluster, many ranks as often as there.
         limits = store.StoreLimits(interval_min=2.0, interval_max=5.0, job_interval=1.0, target_rate=50.0)
-        self._store = store.ReportStore(lambda: datetime.now(UTC), lambda _: self._wake(), limits=limits)
+        self._store = store.ReportStore(
+            lambda: datetime.now(UTC), lambda _: self._wake(), limits=limits, recorded=self._recorded
+        )
         self._server = server.Server(self._identify, self._store.ingest, address="127.0.0.1")
         await self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}{server.PATH}"

@@ -112,9 +112,10 @@ class LocalRun:
         """True if everything was ready for the ranks. A run that ends before that leaves no files."""
         self._reaper = Reaper()
         key, uid = (self.job.namespace, self.job.name), self.job.metadata.uid
-        self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set, options.step_log)
-        self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job, options.state_interval)
         self._progress_log = ProgressLog(options.run_dir / run_directories.PROGRESS_FILE)
+        recorded = self._progress_log.record
+        self._reports = LocalReports(key, uid, self.node, run_dir, self._wake.set, options.step_log, recorded)
+        self._state_file = StateFile(options.run_dir / run_directories.RUN_FILE, self.job, options.state_interval)
 
     def preview(self) -> list[Manifest]:
         """Return the pods of the first attempt with placeholder ports: the same for every call. Change nothing on

@@ -8,6 +8,7 @@ the program is inside report().
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import queue
 import random
@@ -22,6 +23,7 @@ from typing import Any
 from allranks.report import stacks
 from allranks.report.meter import Meter
 from allranks.report.position import exception, position
+from allranks.report.record import BYTES, FOLD_AT, VALUES, Record
 from allranks.report.state import RANK, Means, State, advance, message, number_in, rounded
 from allranks.report.step_log import DIRECTORY as STEP_LOG
 from allranks.report.step_log import StepLog
@@ -43,17 +45,21 @@ FETCH_SECONDS = 0.2
 """Longest wait of a message for numbers that a GPU still computes."""
 _MOMENT_TRIES, _MOMENT_PAUSE_SECONDS = 50, 0.001
 MOST_METRICS = 32
+MESSAGE_BYTES = 8192 - 256
+"""The operator rejects messages that are longer than 8 KiB."""
+LAST_MESSAGES = 4
+"""Messages before the last one of a program that ends, for values that do not fit into it."""
 WARM_FOLDER = "ALLRANKS_WARM_FOLDER"
 """Variable with the folder where the supervisor of a pod reads what its ranks have imported."""
 METRIC = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 
-FIRST, CHECKPOINT, END, REQUESTED = 1, 2, 3, 4
+FIRST, CHECKPOINT, END, REQUESTED, FOLD = 1, 2, 3, 4, 5
 
 
 class Client:
     """The reporting of one process. Its constructor raises ValueError for an invalid URL."""
 
-    def __init__(self, url: str, token_file: str) -> None:
+    def __init__(self, url: str, token_file: str) -> None:  # noqa: PLR0915 (its state, in one place)
         self.meter: Meter | None = None
         self.loaded: float | None = None
         """Seconds that the program has waited for data; None if nothing measures them."""
@@ -69,8 +75,12 @@ class Client:
         """The step of the report that is being recorded."""
         self._notes = 0
         """Odd while a report is being recorded, so that a message has the step and the metrics of one report."""
-        self._later: dict[str, Callable[[], float]] = {}
+        self._later: dict[str, list[Question]] = {}
+        """Numbers that a GPU still computes."""
         self._new_names: list[str] = []
+        self._record = Record()
+        self._records = not number_in(RANK)
+        """Whether messages have the record: that of rank 0, unless the operator asks another rank for it."""
         self._means = Means()
         # Reentrant, unlike a lock: a signal handler may call put() during put().
         self._bell: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -128,14 +138,19 @@ class Client:
             samples = good("samples", samples, seconds)
         if busy is not None:
             busy = good("busy", busy, seconds)
-        self._step = step if step is not None else self._state.step or 0
+        self._step = at = step if step is not None else self._state.step or 0
+        now, newest, reported = time.monotonic(), self._metrics, self._record.reported
         for name, value in metrics.items():
-            if type(value) is float and value - value == 0.0 and name in self._metrics:
-                self._metrics[name] = value  # the common case, fast
+            if type(value) is float and value - value == 0.0 and name in newest:
+                newest[name] = value  # the common case, fast
+                reported[name].extend((value, at, now))
             else:
-                self._take(name, value)
+                self._take(name, value, now)
+        if self._notes % (2 * FOLD_AT) == 1:
+            self._record.limit()
+            self._bell.put(FOLD)
         old = self._state
-        state = advance(old, time.monotonic(), step, total_steps, epoch, samples, bool(checkpoint), busy)
+        state = advance(old, now, step, total_steps, epoch, samples, bool(checkpoint), busy)
         self._state = state
         self._notes += 1
         if self._step_log is not None:
@@ -221,7 +236,7 @@ class Client:
         elif checkpoint:
             meter.restart()
 
-    def _take(self, name: str, value: Any) -> None:
+    def _take(self, name: str, value: Any, now: float) -> None:
         if name not in self._metrics and name not in self._later:
             if not METRIC.fullmatch(name):
                 return warn_once(f"name {name[:63]}", f"report(): invalid metric name {name[:63]!r}")
@@ -230,10 +245,12 @@ class Client:
             self._new_names.append(name)
         number = good(name, value, metric)
         if callable(number):
-            self._later[name] = number
+            later = self._later.setdefault(name, [])
+            del later[VALUES - 1 :]  # the newest one takes the place of the one before
+            later.append((now, self._step, number))
         elif number is not None:
             self._later.pop(name, None)
-            self._set(name, number)
+            self._set(name, number, self._step, now)
         return None
 
     def _warn_of_typing_errors(self, state: State) -> None:
@@ -247,14 +264,15 @@ class Client:
             if meant and meant not in reported and meant not in self._metrics and meant not in self._later:
                 warn_once(f"typing {name}", f"report(): {name} is a metric of its own: did you mean {meant}?")
 
-    def _set(self, name: str, number: float) -> None:
+    def _set(self, name: str, number: float, step: int, at: float) -> None:
         """Drop a value that is not finite: a loss of NaN must not look like its last finite value."""
+        self._record.add(name, number, step, at)
         if is_finite(number):
             self._metrics[name] = number
             self._not_finite.pop(name, None)
         else:
             self._metrics.pop(name, None)
-            self._not_finite.setdefault(name, self._step)
+            self._not_finite.setdefault(name, step)
             warn_once(f"finite {name}", f"report(): {name} is {number}: dropped until it is finite")
 
     def finish(self, timeout: float = 1.0) -> None:
@@ -296,7 +314,7 @@ class Client:
             self._checkpoint_pending = False
             pause = 0.0
             try:
-                answer = self._transport.post(self._message(last), 1.0 if last else 3.0)
+                answer = self._post(last)
                 interval = interval_of(answer.get("interval"), interval)
                 self._received_checkpoints = checkpoints
                 self._requested = request_in(answer.get("checkpoint"))
@@ -316,6 +334,20 @@ class Client:
                 record_imports()
             due = time.monotonic() + max(pause, interval * random.uniform(0.9, 1.1))
 
+    def _post(self, last: bool) -> dict[str, Any]:
+        """Send the state; before the last message, what does not fit into it."""
+        message = self._message(last)
+        for _ in range(LAST_MESSAGES):
+            if not last or not self._records or self._record.fits(message["record"]):
+                break
+            self._transport.post({**message, "done": False}, 1.0)
+            self._record.arrived(message["record"])
+            message = self._message(last)
+        answer = self._transport.post(message, 1.0 if last else 3.0)
+        self._record.arrived(message.get("record", {}))
+        self._records = answer.get("record", not number_in(RANK)) is True
+        return answer
+
     def _await(self, due: float, not_before: float) -> None:
         """Wait until the next message is due or must be sent at once, but not before `not_before` (backoff)."""
         while not self._finishing:
@@ -323,6 +355,9 @@ class Client:
                 kind = self._bell.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
                 return
+            if kind == FOLD:
+                self._record.fold()
+                continue
             soon = max(time.monotonic(), not_before)
             if kind == CHECKPOINT:
                 soon = max(soon, self._sent_at + CHECKPOINT_GAP_SECONDS)
@@ -356,6 +391,9 @@ class Client:
             content["position"] = good("position", position, lambda ask: ask())
         if done and (raised := exception(getattr(sys, "last_value", None))):
             content["position"] = {"call": "ended", "raising": raised}
+        if self._records:
+            room = min(BYTES, MESSAGE_BYTES - len(json.dumps(content)))
+            content["record"] = self._record.message(self._sent_at, room)
         return content
 
     def _moment(self) -> tuple[State, dict[str, float], dict[str, int]]:
@@ -377,9 +415,9 @@ class Client:
             return
         if later and self._fetcher.idle:
             self._later = {}
-            self._fetcher.ask(later.copy())  # the program's thread may be adding to it
-        for name, number in self._fetcher.numbers():
-            self._set(name, number)
+            self._fetcher.ask([(name, *question) for name in list(later) for question in list(later[name])])
+        for name, at, step, number in self._fetcher.numbers():
+            self._set(name, number, step, at)
 
     def _answer(self, stack_dump_id: str) -> None:
         if stack_dump_id and stack_dump_id not in self._stack_dump_ids:
@@ -395,20 +433,25 @@ class Client:
         stacks.dump(who, reason_for(stack_dump_id), state.step, idle)
 
 
+Question = tuple[float, int, Callable[[], float]]
+"""(time and step of the report, what returns the number)"""
+
+
 class Fetcher:
     """Calls functions that may take long, or hang, in a separate thread."""
 
     def __init__(self) -> None:
         self.idle = True
-        self._questions: queue.SimpleQueue[dict[str, Callable[[], float]]] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[list[tuple[str, float]]] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[list[tuple[str, float, int, Callable[[], float]]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[list[tuple[str, float, int, float]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="allranks-fetch", daemon=True).start()
 
-    def ask(self, questions: dict[str, Callable[[], float]]) -> None:
+    def ask(self, questions: list[tuple[str, float, int, Callable[[], float]]]) -> None:
+        """Get the numbers of these metrics, which have the times and steps of their reports."""
         self.idle = False
         self._questions.put(questions)
 
-    def numbers(self) -> list[tuple[str, float]]:
+    def numbers(self) -> list[tuple[str, float, int, float]]:
         """Return the numbers that are ready; empty if they take too long, then the next message has them."""
         try:
             return self._answers.get(timeout=0.0 if self.idle else FETCH_SECONDS)
@@ -418,10 +461,10 @@ class Fetcher:
     def _run(self) -> None:
         while True:
             numbers = []
-            for name, question in self._questions.get().items():
+            for name, at, step, question in self._questions.get():
                 number = good(name, question, lambda ask: ask())
                 if number is not None:
-                    numbers.append((name, number))
+                    numbers.append((name, at, step, number))
             self._answers.put(numbers)
             self.idle = True
 

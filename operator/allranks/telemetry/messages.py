@@ -105,6 +105,28 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     bytes: Count | None = None
 
 
+VALUES = 32
+"""Values of a metric in a message."""
+
+
+class MetricRecord(msgspec.Struct, frozen=True, rename="camel"):
+    """A metric since the start of the process, and its values since the last message. A value that is not finite is
+    null. See `allranks.report.record`."""
+
+    first: tuple[Count, Value | None]
+    """(step, value)"""
+    lowest: tuple[Count, Value] | None = None
+    highest: tuple[Count, Value] | None = None
+    not_finite: Count | None = None
+    """The step of the first value that is not finite."""
+    values: Annotated[list[tuple[Count, Value | None, Seconds]], Meta(max_length=VALUES)] = []
+    """(step, value, seconds ago)"""
+    count: Count = 0
+    """Number of finite values since the last message, if `values` are only some of them."""
+    mean: Value | None = None
+    """Of these finite values."""
+
+
 class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The state of one rank. Durations are measured by its own clock."""
 
@@ -117,6 +139,7 @@ class Message(msgspec.Struct, frozen=True, rename="camel", gc=False):
     epoch: Count | None = None
     metrics: Annotated[dict[Name, Value], Meta(max_length=METRICS)] = {}
     not_finite: Annotated[dict[Name, Count], Meta(max_length=METRICS)] = {}
+    record: Annotated[dict[Name, MetricRecord], Meta(max_length=METRICS)] = {}
     samples_per_second: Rate | None = None
     step_seconds: Seconds | None = None
     busy_seconds: Seconds | None = None

@@ -15,10 +15,17 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from allranks.api.status import StoredCheckpoint
+from allranks.api.status import MetricRecord, StoredCheckpoint
 from allranks.control_sequences import clean_text
 from allranks.core.diagnosis.report_loss import SILENCE
-from allranks.core.facts.rank_reports import CheckpointDue, Collectives, Position, RankReport, Reports
+from allranks.core.facts.rank_reports import (
+    CheckpointDue,
+    Collectives,
+    MetricValues,
+    Position,
+    RankReport,
+    Reports,
+)
 from allranks.shares import Share
 from allranks.telemetry import messages, trainer_status
 from allranks.telemetry.messages import Answer, ReportSource
@@ -93,6 +100,9 @@ class _Job:
     collectives: Collectives | None = None
     checkpoints: tuple[StoredCheckpoint, ...] | None = None
     damage_elsewhere: frozenset[str] = frozenset()
+    recorder: tuple[Any, ...] = ()
+    """Sorts the rank whose metrics are recorded before all others that report metrics; empty if there is none."""
+    metrics: dict[str, MetricRecord] = field(default_factory=dict)
 
     @property
     def namespace(self) -> str:
@@ -111,7 +121,10 @@ class ReportStore:
         limits: StoreLimits | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], Any] | None = None,
+        recorded: Callable[[int, list[MetricValues]], None] | None = None,
     ) -> None:
+        """`recorded` is called with an attempt and the values of its metrics since the last call."""
+        self._recorded = recorded
         self._now, self._monotonic = now, monotonic
         self._limits = limits or StoreLimits()
         self._notifier = Notifier(reconcile, monotonic, later or _call_later, self._limits.job_interval)
@@ -203,6 +216,8 @@ class ReportStore:
         else:
             self._notifier.notify(sender.job)
         answer = {"interval": interval, "stacks": job.stacks, "checkpoint": job.checkpoint}
+        if (message.metrics or message.not_finite) and self._record(job, sender, message) == bool(message.rank):
+            answer["record"] = bool(message.rank)  # without this word, rank 0 sends the record
         if job.due:
             answer["due"] = {"step": job.due.step, "agreed": job.due.agreed}
         return Answer(200, answer)
@@ -219,7 +234,9 @@ class ReportStore:
             return Reports(since, any_job_at=heard)
         ranks = tuple(rank for replica in kept.replicas.values() for rank in trainer_status.effective(replica.ranks))
         elsewhere = kept.damage_elsewhere
-        return Reports(since, ranks, heard, kept.collectives, kept.checkpoints, elsewhere, self.interval)
+        return Reports(
+            since, ranks, heard, kept.collectives, kept.checkpoints, elsewhere, self.interval, dict(kept.metrics)
+        )
 
     def bound(self, job: Job, uid: str, processes: Mapping[str, int] | None) -> None:
         """Set role -> the number of ranks that each of its pods may report. None changes nothing.
@@ -302,6 +319,7 @@ class ReportStore:
         job.stepped, job.stacks, job.checkpoint = False, "", 0
         job.collectives = job.checkpoints = job.due = None
         job.damage_elsewhere = frozenset()
+        job.recorder, job.metrics = (), {}
 
     def _replica(self, job: _Job, sender: ReportSource, moment: float) -> _Replica | None:
         """Return the replica of a sender; None if it has been restarted since."""
@@ -358,6 +376,22 @@ class ReportStore:
         replica.ranks[key] = report
         return report
 
+    def _record(self, job: _Job, sender: ReportSource, message: messages.Message) -> bool:
+        """Keep the record of the metrics, if it is of the rank with the lowest number. Return whether it is."""
+        rank = message.rank
+        order = (rank is None, rank or 0, sender.role, sender.index, message.local_rank)
+        if job.recorder and order > job.recorder:
+            return False
+        if order != job.recorder:
+            job.recorder, job.metrics = order, {}
+        for name, record in message.record.items():
+            if name in job.metrics or len(job.metrics) < messages.METRICS:
+                job.metrics[name] = _metric_record(record, message.step or 0)
+        if self._recorded and message.record:
+            now = self._now()
+            self._recorded(job.attempt, [_values(name, record, now) for name, record in message.record.items()])
+        return True
+
     def _metrics(self, job: _Job, before: RankReport | None, message: messages.Message) -> dict[str, float]:
         kept: dict[str, float] = {}
         for name, value in message.metrics.items():
@@ -411,6 +445,26 @@ def _collectives(message: messages.Nccl, before: Collectives | None, now: dateti
         missing=tuple(message.missing),
         missing_count=message.missing_count,
     )
+
+
+def _metric_record(record: messages.MetricRecord, step: int) -> MetricRecord:
+    low, high = record.lowest or (None, None), record.highest or (None, None)
+    return MetricRecord(
+        first_step=record.first[0],
+        first=record.first[1],
+        last_step=record.values[-1][0] if record.values else step,
+        lowest_step=low[0],
+        lowest=low[1],
+        highest_step=high[0],
+        highest=high[1],
+        not_finite_step=record.not_finite,
+    )
+
+
+def _values(name: str, record: messages.MetricRecord, now: datetime) -> MetricValues:
+    values = tuple((now - timedelta(seconds=ago), step, value) for step, value, ago in record.values)
+    count = sum(value is not None for _, _, value in values)
+    return MetricValues(name, values, max(record.count, count), record.mean)
 
 
 _JITTER = timedelta(seconds=1)

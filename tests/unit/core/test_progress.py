@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.api.status import ProgressStatus, Status
+from allranks.api.status import MetricRecord, ProgressStatus, Status
 from allranks.core.accounting import progress
 from allranks.core.diagnosis.stragglers import newly_slow
 from allranks.core.facts.model import Exit
@@ -399,3 +399,47 @@ def test_a_straggler_that_waits_for_data_is_named_as_such(case: Any) -> None:
     assert [(one.rank, one.loading) for one in found.stragglers] == [(2, expected)]
     [sentence] = newly_slow(None, found)
     assert sentence.endswith("as its peers, because it waits for data" if expected else "as its peers")
+
+
+# --- the record of metrics -------------------------------------------------------------------------------------------
+
+
+def entry(first: tuple[int, float], low: tuple[int, float], high: tuple[int, float], last: int) -> MetricRecord:
+    return MetricRecord(
+        first_step=first[0],
+        first=first[1],
+        last_step=last,
+        lowest_step=low[0],
+        lowest=low[1],
+        highest_step=high[0],
+        highest=high[1],
+    )
+
+
+def test_the_record_of_a_metric_has_all_values_of_all_attempts() -> None:
+    reports = Reports(NOW, (rank(0, 60, metrics={"accuracy": 0.1}),))
+    first = {"accuracy": entry((10, 0.5), (60, 0.1), (20, 0.98765), 60)}
+    status = progress.observe(job(), BEGUN, replace(reports, metrics=first))
+    begun = replace(status, attempt=1, progress=progress.reset_for_attempt(status.progress))
+    second = {"accuracy": entry((50, 0.3), (70, 0.05), (50, 0.3), 70)}
+    resumed = Reports(NOW, (rank(0, 70, stepped=9, metrics={"accuracy": 0.05}),), metrics=second)
+    found = progress.observe(job(), begun, resumed).progress
+    assert found
+    assert found.records == {"accuracy": entry((10, 0.5), (70, 0.05), (20, 0.9877), 70)}
+
+
+def test_of_a_library_without_records_the_values_that_it_sends_are_recorded() -> None:
+    status = BEGUN
+    for step, loss in ((10, 3.0), (20, 0.5), (30, 0.7)):
+        ranks = (rank(0, step, stepped=step, metrics={"loss": loss}), rank(1, 99, metrics={"loss": 9.0}))
+        status = progress.observe(job(), status, Reports(NOW, ranks))
+    assert status.progress
+    assert status.progress.records == {"loss": entry((10, 3.0), (20, 0.5), (10, 3.0), 30)}
+
+
+def test_a_metric_that_was_never_finite_has_a_record() -> None:
+    lost = MetricRecord(first_step=3, first=None, last_step=9, not_finite_step=3)
+    reports = Reports(NOW, (rank(0, 9, not_finite={"loss": 3}),), metrics={"loss": lost})
+    found = progress.observe(job(), BEGUN, reports).progress
+    assert found
+    assert found.records == {"loss": lost}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allranks.api.status import CurvePoint, ProgressStatus, Status
+from allranks.api.status import CurvePoint, MetricRecord, ProgressStatus, Status
 from allranks.api.sweep_status import Check, SweepStatus, Trial
 from allranks.api.sweep_validation import parse_sweep
 from allranks.core.sweeps import suggestions, trial_job
@@ -51,6 +51,26 @@ def test_the_largest_value_is_the_best_of_a_metric_that_is_maximized():
     done = world(trials=6, objective={"metric": "loss", "goal": "Maximize"}).run()
     assert done.best is not None
     assert done.best.value == max(trial.value for trial in done.trials if trial.value is not None)
+
+
+@table(
+    ("by default, the latest value", {"goal": "Minimize"}, 0.3),
+    ("Last", {"goal": "Minimize", "value": "Last"}, 0.3),
+    ("Best of a metric that is minimized", {"goal": "Minimize", "value": "Best"}, 0.1),
+    ("Best of a metric that is maximized", {"goal": "Maximize", "value": "Best"}, 0.9),
+)
+def test_the_value_of_a_trial_is_the_latest_or_the_best_one(case):
+    objective, value = case
+    one = world(trials=1, parallel=1, objective={"metric": "loss", **objective})
+    created = plan(SweepObserved(one.sweep, SweepStatus(), {}, NOW)).status
+    assert created is not None
+    record = MetricRecord(first_step=1, first=0.9, last_step=9, lowest_step=5, lowest=0.1, highest_step=1, highest=0.9)
+    progress = ProgressStatus(step=9, metrics={"loss": 0.3}, records={"loss": record})
+    ended = TrialJob("search-0", Status(phase="Succeeded", progress=progress))
+    after = plan(SweepObserved(one.sweep, created, {"search-0": ended}, NOW)).status
+    assert after is not None
+    assert after.best is not None
+    assert after.best.value == value
 
 
 def test_a_sweep_without_an_objective_runs_all_trials_and_names_no_best_one():

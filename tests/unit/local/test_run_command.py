@@ -24,6 +24,9 @@ import yaml
 from allranks.cli.live import session
 from allranks.core.facts import rank_reports
 from allranks.local import run_directories
+from allranks.views.report import text
+from allranks.views.report.model import build_report
+from allranks.views.report.run_files import read_run_files
 
 MARK = "TEST_OF_RUN"
 SECONDS = 300.0
@@ -307,6 +310,30 @@ def test_a_failure_before_the_first_step_is_restarted_on_request_only(cli: Cli) 
     assert cli.run("job.yaml", "--restarts", "1").returncode == 0
     assert cli.run("asks.yaml").returncode == 0
     assert cli.run("asks.yaml", "--restarts", "0").returncode == 1
+
+
+def test_the_report_of_a_run_has_the_first_and_the_best_value_of_a_metric_and_their_steps(cli: Cli) -> None:
+    program = """
+from allranks.report import report
+for step in range(1, 61):
+    report(step=step, total_steps=60, loss=1 / step if step < 40 else float("nan"))
+    if step % 10 == 0:
+        report(step=step, accuracy={10: 0.5, 20: 0.99, 30: 0.6, 40: 0.2, 50: 0.2, 60: 0.1}[step])
+"""
+    cli.job(sys.executable, "-c", program, roles={"worker": {}}, framework="spmd")
+    done = cli.run()
+    assert done.returncode == 0, done.stdout
+    [directory] = (cli.directory / "runs" / "job").glob("2*")
+    document = json.loads((directory / "job.json").read_text())
+    reported = build_report(document, datetime.now(UTC), read_run_files(directory))
+    rows = [" ".join(map(str, row)).split() for row in text.metrics(reported).rows]
+    assert rows == [
+        ["loss", "1", "0.02564", "39", "1", "1", "at", "step", "40"],
+        ["accuracy", "0.5", "0.1", "0.1", "60", "0.99", "20"],
+    ]
+    accurate = [sample for sample in read_run_files(directory).samples if "accuracy" in sample.metrics]
+    samples = [(sample.step, sample.metrics["accuracy"]) for sample in accurate]
+    assert samples == [(10, 0.5), (20, 0.99), (30, 0.6), (40, 0.2), (50, 0.2), (60, 0.1)]
 
 
 def test_a_failure_after_a_reported_step_is_restarted(cli: Cli) -> None:

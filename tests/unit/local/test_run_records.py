@@ -7,14 +7,15 @@ import json
 import subprocess
 import time
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from allranks.api.status import ProgressStatus, Status, Times
+from allranks.api.status import MetricRecord, ProgressStatus, Status, Times
 from allranks.core.facts.model import Plan
+from allranks.core.facts.rank_reports import MetricValues
 from allranks.fields import decode
 from allranks.local import LocalRun, Options, records
 from allranks.local.code import CodeVersion
@@ -87,6 +88,63 @@ def test_the_progress_that_a_new_attempt_begins_with_is_no_point(tmp_path: Path)
     log.note(replace(begun, progress=replace(begun.progress, first_step_time=None)))
     log.note(status(5, 9, attempt=1))
     assert recorded(tmp_path / "p") == [(0, 9), (1, 5)]
+
+
+def values_of(name: str, *values: tuple[float, int, float | None]) -> MetricValues:
+    """`values`: (seconds, step, value)"""
+    times = tuple((NOW + timedelta(seconds=seconds), step, value) for seconds, step, value in values)
+    return MetricValues(name, times, sum(value is not None for _, _, value in values), None)
+
+
+def with_records(status: Status, **last_steps: int) -> Status:
+    assert status.progress
+    records = {name: MetricRecord(first_step=0, last_step=step) for name, step in last_steps.items()}
+    return replace(status, progress=replace(status.progress, records=records))
+
+
+def test_each_value_has_the_time_and_the_step_at_which_it_was_reported(tmp_path: Path) -> None:
+    log = ProgressLog(tmp_path / "p")
+    log.note(with_records(status(1, 0, loss=3.0), loss=1))
+    losses = [(step / 10, step, 3.0 - step / 10) for step in range(2, 12)]
+    log.record(0, [values_of("loss", *losses), values_of("accuracy", (0.5, 5, 0.99), (1.0, 10, 0.5))])
+    log.note(with_records(status(11, 1.1, loss=1.9, accuracy=0.5), loss=11, accuracy=10))
+    log.record(0, [values_of("eval", (5.0, 11, None))])  # after the last step
+    log.note(with_records(status(11, 1.1, phase="Succeeded", loss=1.9, accuracy=0.5), loss=11, accuracy=10, eval=11))
+    (tmp_path / "progress.jsonl").write_text((tmp_path / "p").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(1, 12), 11]
+    times = [datetime.fromisoformat(line["time"]) for line in lines]
+    assert times == sorted(times)
+    assert [(line["step"], line["metrics"]["accuracy"]) for line in lines if "accuracy" in line["metrics"]] == [
+        (5, 0.99),
+        (10, 0.5),
+    ]
+    assert lines[-2]["samplesPerSecond"] == 64
+    assert lines[-1] == {"time": "2026-03-04T10:00:05Z", "attempt": 0, "step": 11, "metrics": {"eval": None}}
+    samples = read_run_files(tmp_path).samples
+    assert [sample.step for sample in samples] == [*range(1, 12)]
+    assert samples[-1].metrics["loss"] == 1.9
+    assert samples[-1].time == datetime.fromisoformat("2026-03-04T10:00:05Z")
+
+
+def test_many_values_between_two_points_are_the_characteristic_ones_and_their_mean(tmp_path: Path) -> None:
+    log = ProgressLog(tmp_path / "p")
+    log.note(with_records(status(0, 0), loss=0))
+    for part in range(5):
+        steps = range(10 * part + 1, 10 * part + 11)
+        log.record(0, [values_of("loss", *((step / 100, step, float(step != 33)) for step in steps))])
+    log.note(with_records(status(50, 2.0, loss=1.0), loss=50))
+    lines = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()][1:]
+    assert [(line["step"], line["metrics"]["loss"]) for line in lines] == [(1, 1.0), (33, 0.0), (50, 1.0)]
+    assert lines[-1]["means"] == {"loss": 0.98}
+
+
+def test_the_values_of_an_attempt_that_has_ended_are_not_lost(tmp_path: Path) -> None:
+    log = ProgressLog(tmp_path / "p")
+    log.note(with_records(status(5, 1, loss=1.0), loss=5))
+    log.record(0, [values_of("loss", (1.2, 6, 0.5))])
+    log.note(with_records(status(5, 9, attempt=1, loss=0.9), loss=5))
+    assert recorded(tmp_path / "p") == [(0, 5), (0, 6), (1, 5)]
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

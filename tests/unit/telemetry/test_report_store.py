@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from allranks.core.facts.rank_reports import CheckpointDue, RankReport
+from allranks.api.status import MetricRecord
+from allranks.core.facts.rank_reports import CheckpointDue, MetricValues, RankReport
 from allranks.telemetry import messages, rate_limit
 from allranks.telemetry.connections import Limits
 from allranks.telemetry.store import Answer, ReportSource, ReportStore, StoreLimits
@@ -95,7 +96,7 @@ def test_a_complete_message_is_kept_with_timestamps_of_the_operators_clock(world
         checkpoint={"step": 100, "ago": 12.5}, done=False, waiting=True,
     )  # fmt: skip
     now = world.clock.now()
-    assert answer == Answer(200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
+    assert answer == Answer(200, {"interval": 5.0, "stacks": "", "checkpoint": 0, "record": True})
     assert world.rank() == RankReport(
         role="worker", index=0, local_rank=1, rank=3, pod="demo-worker-0-0", node="node-a", step=120, total_steps=1000,
         epoch=2, metrics={"loss": 0.25, "lr": 1.0}, samples_per_second=810.5, step_seconds=0.12, busy_seconds=0.11,
@@ -710,3 +711,76 @@ def test_the_bound_is_that_of_the_job_with_this_uid(world: World) -> None:
     assert len(world.ranks()) == 1
     world.store.forget(JOB)
     assert [world.say(localRank=local).status for local in (0, 1)] == [200, 200]
+
+
+# --- the record of metrics -------------------------------------------------------------------------------------------
+
+ACCURACY = {
+    "accuracy": {
+        "first": [10, 0.5], "lowest": [60, 0.1], "highest": [20, 0.99],
+        "values": [[10, 0.5, 2.5], [20, 0.99, 2.0], [60, None, 0]], "notFinite": 60, "count": 40, "mean": 0.4,
+    }
+}  # fmt: skip
+
+
+def test_the_record_of_the_rank_with_the_lowest_number_is_kept_and_its_values_are_passed_on():
+    passed: list[tuple[int, list[MetricValues]]] = []
+    clock = Clock()
+    store = ReportStore(
+        clock.now,
+        lambda _: None,
+        monotonic=clock.monotonic,
+        later=clock.later,
+        recorded=lambda *values: passed.append(values),
+    )
+    clock.advance(100)
+
+    def say(index: int, **message: Any) -> bool | None:
+        metrics = {"accuracy": 0.1, "loss": 3.0}
+        answer = store.ingest(worker(index), json.dumps({"step": 60, "metrics": metrics, **message}).encode())
+        assert answer.status == 200
+        return answer.body.get("record")
+
+    def kept() -> dict[str, MetricRecord]:
+        return dict(store.snapshot(JOB, "uid-1", 0).metrics)
+
+    other = {"loss": {"first": [1, 9.0], "values": [[1, 9.0, 0]]}}
+    assert say(7, rank=7, record=other) is True  # until a lower one reports metrics
+    assert kept()["loss"].first == 9.0
+    assert say(3, rank=3) is True
+    assert say(7, rank=7, record=other) is None
+    assert kept() == {}
+    assert say(0, rank=0, record=ACCURACY) is None  # rank 0 needs no word
+    assert say(3, rank=3, record=other) is None
+    assert kept() == {
+        "accuracy": MetricRecord(
+            first_step=10, first=0.5, last_step=60, lowest_step=60, lowest=0.1, highest_step=20, highest=0.99,
+            not_finite_step=60,
+        )
+    }  # fmt: skip
+    now = clock.now()
+    times = [now - timedelta(seconds=seconds) for seconds in (2.5, 2.0, 0)]
+    values = tuple(zip(times, (10, 20, 60), (0.5, 0.99, None), strict=True))
+    assert passed[-1] == (0, [MetricValues("accuracy", values, 40, 0.4)])
+    assert len(passed) == 2
+
+
+def test_processes_without_a_number_know_that_only_one_of_them_sends_a_record(world: World) -> None:
+    answers = [world.say(worker(index), step=1, metrics={"loss": 1.0}, record={}).body for index in range(3)]
+    assert [answer.get("record") for answer in answers] == [None, False, False]
+
+
+def test_the_record_is_bounded(world: World) -> None:
+    entry = {"first": [1, 0.5], "values": [[1, 0.5, 0]]}
+    for part in range(10):
+        names = {f"m{part}-{number}": entry for number in range(messages.METRICS)}
+        assert world.say(step=1, metrics={"loss": 1.0}, record=names).status == 200
+        world.clock.advance(2)
+    assert len(world.store.snapshot(JOB, "uid-1", 0).metrics) == messages.METRICS
+    many = {"m": {"first": [1, 0.5], "values": [[1, 0.5, 0]] * (messages.VALUES + 1)}}
+    assert world.say(step=1, metrics={"loss": 1.0}, record=many).status == 400
+
+
+def test_the_record_of_an_earlier_attempt_is_dropped(world: World) -> None:
+    world.say(step=60, metrics={"accuracy": 0.1}, record=ACCURACY)
+    assert world.store.snapshot(JOB, "uid-1", 1).metrics == {}

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import itemgetter
 
 from allranks.api.job import Job
-from allranks.api.status import FINISHED, WITHOUT_PODS, CurvePoint, ProgressStatus, RankProgress, Status
+from allranks.api.status import (
+    FINISHED,
+    WITHOUT_PODS,
+    CurvePoint,
+    MetricRecord,
+    ProgressStatus,
+    RankProgress,
+    Status,
+)
 from allranks.core.diagnosis.hang_detection import stall_sentence
 from allranks.core.diagnosis.stragglers import stragglers
 from allranks.core.facts import stored_checkpoints, topology
@@ -27,6 +35,8 @@ RANKS = 16
 """Limit of status.progress.ranks."""
 POINTS = 64
 """Limit of status.progress.curve."""
+METRICS = 32
+"""Limit of status.progress.metrics and of status.progress.records."""
 _JITTER = timedelta(seconds=1)
 """Ranks report ages, so a repeated report gives a slightly different time."""
 
@@ -92,6 +102,7 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
         metrics=metrics,
         metrics_step=source.step if source else before.metrics_step,
         not_finite=not_finite or None,
+        records=_records(before, metrics, source, reports.metrics) or None,
         samples_per_second=_rate(ranks),
         loading=_loading(ranks) or before.loading,
         last_report=last_report,
@@ -110,7 +121,8 @@ def observe(job: Job, status: Status, reports: Reports | None) -> Status:
     if saved and (before.checkpoint_time is None or saved[0] > before.checkpoint_time + jitter):
         after = replace(after, checkpoint_time=saved[0], checkpoint_step=saved[1])
     after = _with_forecast(after, ranks)
-    metric = after.curve_metric or ("loss" if "loss" in after.metrics else next(iter(after.metrics), ""))
+    has_loss = "loss" in {**(after.records or {}), **not_finite}
+    metric = after.curve_metric or ("loss" if has_loss else next(iter(after.metrics), ""))
     after = replace(after, summary=_summary(after), curve_metric=metric, curve=_curve(status, after, metric))
     if status.phase in WITHOUT_PODS:
         # Pods that are on their way out still report, and fewer each time.
@@ -179,6 +191,7 @@ def reset_for_attempt(progress: ProgressStatus | None) -> ProgressStatus | None:
         total_steps=progress.total_steps,
         epoch=progress.epoch,
         metrics=progress.metrics,
+        records=progress.records,
         last_report=progress.last_report,
         curve_metric=progress.curve_metric,
         curve=progress.curve,
@@ -243,8 +256,57 @@ def _metrics(before: ProgressStatus, source: RankReport | None) -> tuple[dict[st
     """Return (metrics, metrics that are not finite -> the step since which they are not)."""
     if source is None:
         return before.metrics, before.not_finite or {}
-    metrics = {key: _digits(value) for key, value in sorted(source.metrics.items())[:32]}
+    metrics = {key: _digits(value) for key, value in sorted(source.metrics.items())[:METRICS]}
     return metrics, dict(source.not_finite)
+
+
+def _records(
+    before: ProgressStatus,
+    metrics: Mapping[str, float],
+    source: RankReport | None,
+    reported: Mapping[str, MetricRecord],
+) -> dict[str, MetricRecord]:
+    """Return what happened to each metric in all attempts. Libraries before the record report only latest values."""
+    step = source.step or 0 if source else 0
+    records = dict(before.records or {})
+    for name, value in metrics.items() if source else ():
+        if name not in reported:
+            sample = MetricRecord(
+                first_step=step,
+                first=value,
+                last_step=step,
+                lowest_step=step,
+                lowest=value,
+                highest_step=step,
+                highest=value,
+            )
+            records[name] = _united(records[name], sample) if name in records else sample
+    for name, record in reported.items():
+        rounded = replace(
+            record, first=_short(record.first), lowest=_short(record.lowest), highest=_short(record.highest)
+        )
+        records[name] = _united(records[name], rounded) if name in records else rounded
+    return dict(sorted(records.items())[:METRICS])
+
+
+def _united(before: MetricRecord, after: MetricRecord) -> MetricRecord:
+    """Return the record of both together. Of two equal values, the earlier one counts."""
+    united = replace(before, last_step=after.last_step)
+    if after.first_step < before.first_step:
+        united = replace(united, first_step=after.first_step, first=after.first)
+    if after.lowest is not None and (before.lowest is None or after.lowest < before.lowest):
+        united = replace(united, lowest=after.lowest, lowest_step=after.lowest_step)
+    if after.highest is not None and (before.highest is None or after.highest > before.highest):
+        united = replace(united, highest=after.highest, highest_step=after.highest_step)
+    return replace(united, not_finite_step=min(_steps(before.not_finite_step, after.not_finite_step), default=None))
+
+
+def _steps(*steps: int | None) -> list[int]:
+    return [step for step in steps if step is not None]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else _digits(value)
 
 
 def newly_not_finite(before: ProgressStatus | None, after: ProgressStatus | None) -> list[str]:

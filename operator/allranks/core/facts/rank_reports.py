@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from allranks.api.job import GROUP
-from allranks.api.status import StoredCheckpoint
+from allranks.api.status import MetricRecord, StoredCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,19 @@ class Collectives:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricValues:
+    """Values of a metric between two messages: all of them, or the first, lowest, highest and last."""
+
+    name: str
+    values: tuple[tuple[datetime, int, float | None], ...]
+    """(time, step, value) in the order of their times; None is a value that is not finite."""
+    count: int
+    """Number of all finite values."""
+    mean: float | None
+    """Of all finite values; None if `values` are all of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reports:
     """The reports of the current attempt."""
 
@@ -123,6 +136,8 @@ class Reports:
     """Pods in which an exception about a file that is no checkpoint ended the program."""
     interval: float = 5.0
     """Seconds between two reports of a rank."""
+    metrics: Mapping[str, MetricRecord] = field(default_factory=dict)
+    """What the rank with the lowest number that reports metrics says about each since its start."""
 
 
 @dataclass(frozen=True, slots=True)

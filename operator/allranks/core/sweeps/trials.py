@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from allranks.api.status import ProgressStatus
-from allranks.api.sweep import Stop, SweepSpec
+from allranks.api.sweep import Objective, Stop, SweepSpec
 from allranks.api.sweep_status import Check, Trial, TrialPhase
 from allranks.core.sweeps import trial_job
 from allranks.core.sweeps.model import SweepObserved, TrialJob
@@ -80,7 +80,7 @@ def _with_progress(observed: SweepObserved, trial: Trial, job: TrialJob, min_ste
         trial = replace(trial, observed=True)
     if progress := job.status.progress:
         objective = observed.sweep.spec.objective
-        value = progress.metrics.get(objective.metric) if objective else None
+        value = _value(objective, progress) if objective else None
         if progress.step is not None and progress.step != trial.step:
             trial = replace(trial, step=progress.step)
         if value is not None and value != trial.value:
@@ -88,6 +88,13 @@ def _with_progress(observed: SweepObserved, trial: Trial, job: TrialJob, min_ste
         if min_steps and (checks := new_checks(trial, progress, observed.sweep.spec, min_steps)):
             trial = replace(trial, checks=[*trial.checks, *checks])
     return trial
+
+
+def _value(objective: Objective, progress: ProgressStatus) -> float | None:
+    record = (progress.records or {}).get(objective.metric)
+    if objective.value != "Best" or record is None:
+        return progress.metrics.get(objective.metric)
+    return record.lowest if objective.goal == "Minimize" else record.highest
 
 
 def _succeeded(observed: SweepObserved, trial: Trial, job: TrialJob) -> Trial:

@@ -21,7 +21,7 @@ from allranks.views.format import cost as costs
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import elapsed
 from allranks.views.format.json_form import CONFIG
-from allranks.views.report import plots
+from allranks.views.report import plots, text
 from allranks.views.report.model import Report
 from allranks.views.report.plots import Plot
 
@@ -177,6 +177,7 @@ async def compare_page(state: StateOf, job: Jobs = []) -> Response:  # noqa: B00
         offered=offered[:MOST_CHOICES],
         plot=plot,
         metric=metric,
+        metrics=[(entry, text.metrics(report)) for entry, report in zip(entries, reports, strict=True)],
         rows=[_figures(entry, report) for entry, report in zip(entries, reports, strict=True)],
         differences=differences([_spec(entry) for entry in entries]),
         most=MOST_JOBS,

@@ -113,7 +113,7 @@ def sections(report: Report, folder: Path | None = None) -> Iterator[Section]:
         yield from _curve(
             report, f"metric-{place}", name + text.scale(map(value, report.points)), name, value, half=True
         )
-    if len(others) > MOST_METRICS:
+    if len(others) > MOST_METRICS or (report.progress and report.progress.records):
         yield Section(text.metrics_title(report), table=text.metrics(report))
     yield from _lost(report)
     for title, table in text.tables(report):

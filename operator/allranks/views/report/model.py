@@ -18,6 +18,7 @@ from pydantic import ConfigDict
 from allranks.api.status import FINISHED, ProgressStatus, Status
 from allranks.core.accounting import time_accounting
 from allranks.kube.job_codec import status_of
+from allranks.local.records import SHORTEST_SECONDS
 from allranks.local.run_directories import INTERRUPTED
 from allranks.masking import mask_text, secrets_in
 from allranks.views.format import cost as costs
@@ -338,13 +339,15 @@ def samples_of(progress: ProgressStatus | None) -> list[Sample]:
 def _points(
     samples: Sequence[Sample], progress: ProgressStatus | None, attempts: Sequence[Attempt], began: datetime
 ) -> Iterator[Point]:
-    metric, before = progress.curve_metric if progress else "", None
+    metric = progress.curve_metric if progress else ""
+    before: Point | None = None
     partial_places = set(_partial(samples, {attempt.number for attempt in attempts if attempt.over}))
     for place, sample in enumerate(samples):
         at, partial, rate = max(0.0, (sample.time - began).total_seconds()), place in partial_places, None
-        if before and before.attempt == sample.attempt and at > before.at and sample.step >= before.step:
+        continues = before is not None and before.attempt == sample.attempt and sample.step >= before.step
+        if before and continues and at - before.at >= SHORTEST_SECONDS:  # values of metrics may be milliseconds apart
             rate = (sample.step - before.step) / (at - before.at)
-        before = Point(
+        point = Point(
             at,
             sample.attempt,
             sample.step,
@@ -353,7 +356,8 @@ def _points(
             None if partial else rate,
             sample.metrics,
         )
-        yield before
+        before = before if continues and rate is None else point
+        yield point
 
 
 def _partial(samples: Sequence[Sample], ended: Collection[int]) -> Iterator[int]:

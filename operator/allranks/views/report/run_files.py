@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -77,22 +79,26 @@ def _text(path: Path) -> str:
 
 
 def _all_samples(run: StoredRun) -> list[Sample]:
-    """Return the newest point of each step, also of the job file, which is later if a run was interrupted."""
-    samples = list(_samples(run.directory / PROGRESS_FILE))
+    """Return the points of each step as one, also of the job file, which is later if a run was interrupted."""
+    samples = sorted(
+        _samples(run.directory / PROGRESS_FILE), key=lambda sample: (sample.attempt, sample.time, sample.step)
+    )
     newest = _sample(point_of(status_of(run.manifest))) if samples else None
     if newest and (newest.time > samples[-1].time or _place(newest) == _place(samples[-1])):
         samples.append(newest)
-    return [_newest(list(same)) for _, same in groupby(samples, key=_place)]
+    return [_united(list(same)) for _, same in groupby(samples, key=_place)]
 
 
 def _place(sample: Sample) -> tuple[int, int]:
     return sample.attempt, sample.step
 
 
-def _newest(samples: Sequence[Sample]) -> Sample:
-    """Return the last of the samples of one step. It has no rate if the ranks have ended since: keep the one before."""
+def _united(samples: Sequence[Sample]) -> Sample:
+    """Return the samples of one step as one. The last one has no rate if the ranks have ended since: keep the one
+    before."""
     rates = [sample.samples_per_second for sample in samples if sample.samples_per_second is not None]
-    return replace(samples[-1], samples_per_second=rates[-1] if rates else None)
+    metrics = {name: value for sample in samples for name, value in sample.metrics.items()}
+    return replace(samples[-1], samples_per_second=rates[-1] if rates else None, metrics=metrics)
 
 
 def _samples(path: Path) -> Iterator[Sample]:
@@ -109,8 +115,9 @@ def _samples(path: Path) -> Iterator[Sample]:
 def _sample(point: Any) -> Sample | None:
     """Decode a point of progress.jsonl; None if it is damaged."""
     try:
-        time = datetime.fromisoformat(point["time"])
-        metrics = {str(name): float(value) for name, value in point.get("metrics", {}).items()}
+        time = point["time"] if isinstance(point["time"], datetime) else datetime.fromisoformat(point["time"])
+        values = point.get("metrics", {}).items()
+        metrics = {str(name): math.nan if value is None else float(value) for name, value in values}
         rate = point.get("samplesPerSecond")
         rate = float(rate) if rate is not None and math.isfinite(rate) else None
         return Sample(time, int(point["attempt"]), int(point["step"]), rate, metrics) if time.tzinfo else None
@@ -119,8 +126,21 @@ def _sample(point: Any) -> Sample | None:
 
 
 def _thinned(samples: Sequence[Sample]) -> Iterator[Sample]:
-    """Yield every n-th point, and the last one of each attempt."""
+    """Yield every n-th point, the last one of each attempt, and all points of metrics that have few."""
     every = math.ceil(len(samples) / MOST_POINTS)
+    rare = set(_rare(samples)) if every > 1 else set()
     for place, sample in enumerate(samples):
-        if place % every == 0 or place + 1 == len(samples) or samples[place + 1].attempt != sample.attempt:
+        ends = place + 1 == len(samples) or samples[place + 1].attempt != sample.attempt
+        if place % every == 0 or ends or not rare.isdisjoint(sample.metrics):
             yield sample
+
+
+def _rare(samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield the metrics with the fewest points, which together have at most MOST_POINTS."""
+    counts = Counter(name for sample in samples for name in sample.metrics)
+    total = 0
+    for name, count in sorted(counts.items(), key=itemgetter(1)):
+        total += count
+        if total > MOST_POINTS:
+            return
+        yield name

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 
+from allranks.api.status import MetricRecord, ProgressStatus
 from allranks.control_sequences import clean
 from allranks.core.facts.naming import rank_name
 from allranks.local.run_directories import INTERRUPTED
@@ -43,7 +44,7 @@ def lines(report: Report, width: int = 100, unicode: bool = True) -> Iterator[st
     yield from _section("Lost time by cause", _lost(report, unicode))
     for title, table in tables(report):
         yield from _section(title, table.plain())
-    yield from _section(metrics_title(report), metrics(report).plain() if len(report.metric_names()) > 1 else ())
+    yield from _section(metrics_title(report), metrics(report).plain() if _has_metrics(report) else ())
     yield from _section("Last failure", (f"  {clean(line.encode(), colour=False)}" for line in report.failure))
     yield from _section(differences_title(report), _first_differences(report))
 
@@ -135,20 +136,53 @@ def differences(report: Report) -> Iterator[str]:
             yield f"# no differences from commit {report.commit}" if report.commit else "# the code has no commit"
 
 
+def _has_metrics(report: Report) -> bool:
+    return bool(report.progress and report.progress.records) or len(report.metric_names()) > 1
+
+
 def metrics_title(report: Report) -> str:
-    """Say what the table covers: ranks report every few seconds, so it does not have each value of the program."""
+    """Say what the table covers: without records, it does not have each value of the program."""
+    if report.progress and report.progress.records:
+        return "Metrics"
     count = len(report.points)
     return f"Metrics at {count} point{'s' * (count != 1)}"
 
 
 def metrics(report: Report) -> Grid:
-    """Make a table of the first, last, smallest and largest value of each metric that has a curve."""
+    """Make a table of the first, last, lowest and highest value of each metric."""
+    if report.progress and report.progress.records:
+        return _recorded_metrics(report.progress, report.progress.records)
     rows = []
     for name in report.metric_names():
         values = [value for point in report.points if math.isfinite(value := point.metrics.get(name, math.nan))]
         if values:
             rows.append([name, *map(progress_text.number, (values[0], values[-1], min(values), max(values)))])
     return Grid(["Metric", "First", "Last", "Lowest", "Highest"], rows)
+
+
+def _recorded_metrics(progress: ProgressStatus, records: Mapping[str, MetricRecord]) -> Grid:
+    lost = any(record.not_finite_step is not None for record in records.values())
+    rows = []
+    for name in sorted(records, key=lambda name: (name != progress.curve_metric, name)):
+        record = records[name]
+        values = (record.first, progress.metrics.get(name))
+        row = [name, *map(_value, values), _value(record.lowest), _step(record.lowest_step)]
+        row += [_value(record.highest), _step(record.highest_step)]
+        rows.append([*row, *([_since(record.not_finite_step)] if lost else [])])
+    headers = ["Metric", "First", "Last", "Lowest", "At step", "Highest", "At step"]
+    return Grid([*headers, *(["Not finite"] if lost else [])], rows)
+
+
+def _value(value: float | None) -> str:
+    return "" if value is None else progress_text.number(value)
+
+
+def _step(step: int | None) -> str:
+    return "" if step is None else str(step)
+
+
+def _since(step: int | None) -> str:
+    return "" if step is None else f"at step {step}"
 
 
 def _failed(report: Report, attempt: Attempt) -> list[object]:
