@@ -1,4 +1,4 @@
-"""Makes every Python below `watch.py` dump its stacks on a signal: Python imports this file at start.
+"""Makes every Python below `watch.py` dump its stacks on a signal, and at a crash: Python imports this file at start.
 
 The handler is in C and does not need the GIL, so it also works inside a hung collective. In JAX jobs it also prepares
 `jax.distributed.initialize()`, and in Ray jobs the Keras of `TensorflowTrainer`. An exception in a rank of mpi4py
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def main() -> None:
     prepared = "ALLRANKS_PREPARE" in os.environ
     if not prepared:
-        _show_stacks_on_signal(os.environ.get("ALLRANKS_STACKS_SIGNAL", ""))
+        _show_stacks()
     if "JAX_PROCESS_ID" in os.environ:
         import jax_cluster  # type: ignore[import-not-found]  # in the same directory
 
@@ -53,7 +53,7 @@ def _wait_for_begin(reports: bool) -> None:
     import allranks_prepared  # type: ignore[import-not-found]
 
     allranks_prepared.wait()
-    _show_stacks_on_signal(os.environ.get("ALLRANKS_STACKS_SIGNAL", ""))
+    _show_stacks()
     if reports and "ALLRANKS_CHECKPOINT_DIR" in os.environ:
         _watch_checkpoints()
     allranks_import_hooks.run_deferred()
@@ -134,11 +134,20 @@ def _is_copy() -> bool:
     return size.isdecimal() and pods.isdecimal() and int(size) < int(pods)
 
 
-def _show_stacks_on_signal(number: str) -> None:
-    if not number.isdecimal():
-        return
+def _show_stacks() -> None:
+    """Show the stacks on the signal of the supervisor, and when a signal such as SIGSEGV ends this process.
+
+    For the latter, PYTHONFAULTHANDLER of the program comes first, also if it is empty."""
     import faulthandler
 
+    if "PYTHONFAULTHANDLER" not in os.environ and not faulthandler.is_enabled():
+        try:  # noqa: SIM105 (importing contextlib would delay the start of every Python)
+            faulthandler.enable(file=2, all_threads=False)  # the reason is in the thread that crashes
+        except (OSError, RuntimeError, ValueError):
+            pass  # no stderr
+    number = os.environ.get("ALLRANKS_STACKS_SIGNAL", "")
+    if not number.isdecimal():
+        return
     try:  # noqa: SIM105 (importing contextlib would delay the start of every Python)
         faulthandler.register(int(number), file=2, all_threads=True)
     except (AttributeError, OSError, RuntimeError, ValueError):
