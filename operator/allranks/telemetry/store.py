@@ -19,6 +19,7 @@ from allranks.api.status import MetricRecord, StoredCheckpoint
 from allranks.control_sequences import clean_text
 from allranks.core.diagnosis.report_loss import SILENCE
 from allranks.core.facts.rank_reports import (
+    WINDOWS,
     CheckpointDue,
     Collectives,
     MetricValues,
@@ -515,6 +516,9 @@ def _report(
                 seconds = before.step_seconds if seconds is None else seconds
                 busy = before.busy_seconds if busy is None else busy
                 load = before.load_seconds if load is None else load
+    windows = before.windows or () if before is not None else ()
+    if seconds is not None and message.step is not None and (before is None or before.step != message.step):
+        windows = (*windows, (seconds, busy))[-WINDOWS:]
     checkpoint = message.checkpoint.step if message.checkpoint else None
     if message.checkpoint is not None:
         checkpoint_at = now - timedelta(seconds=message.checkpoint.ago)
@@ -536,6 +540,7 @@ def _report(
         step_seconds=seconds,
         busy_seconds=busy,
         load_seconds=load,
+        windows=windows,
         checkpoint_step=checkpoint,
         checkpoint_at=checkpoint_at,
         saves_on_request=message.saves_on_request,

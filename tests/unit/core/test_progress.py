@@ -133,6 +133,24 @@ def test_stragglers(case: Any) -> None:
     assert [(of.rank, of.slowdown) for of in found.stragglers] == expected
 
 
+@table(
+    ("slow in all of them", [(0.4, 0.3), (0.4, 0.4), (0.4, 0.3)], [(1, 3.0)]),
+    ("slow in one, which has an evaluation", [(0.4, 0.1), (0.4, 0.1), (5.0, 5.0)], []),
+    ("slow at the start", [(9.0, 9.0), (0.4, 0.1), (0.4, 0.1)], []),
+    ("too few reports", [(0.4, 0.4), (0.4, 0.4)], []),
+    ("without busy times, step times are compared", [(0.4, None), (0.4, None), (0.4, None)], [(1, 4.0)]),
+)
+def test_a_straggler_is_slow_in_three_reports_with_new_steps(case: Any) -> None:
+    windows, expected = case
+    own = windows[-1][1]
+    peers = ((0.1 if own is None else 0.4, None if own is None else 0.1),) * 3
+    ranks = [rank(0, 5, windows=peers), rank(1, 5, windows=tuple(windows)), rank(2, 5, windows=peers)]
+    measured = [
+        replace(one, step_seconds=one.windows[-1][0], busy_seconds=one.windows[-1][1]) for one in ranks if one.windows
+    ]
+    assert [(of.rank, of.slowdown) for of in progress_of(*measured).stragglers] == expected
+
+
 def test_a_straggler_stays_one_until_it_is_clearly_faster() -> None:
     def with_slow(seconds: float, status: Status) -> Status:
         ranks = (rank(0, 5, busy_seconds=0.1), rank(1, 5, busy_seconds=seconds), rank(2, 5, busy_seconds=0.1))

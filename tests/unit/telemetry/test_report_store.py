@@ -103,6 +103,7 @@ def test_a_complete_message_is_kept_with_timestamps_of_the_operators_clock(world
         load_seconds=0.02,
         checkpoint_step=100, checkpoint_at=now - timedelta(seconds=12.5), stepped_at=now - timedelta(seconds=0.5),
         first_step_at=now - timedelta(seconds=0.5), received_at=now, done=False, waiting=True,
+        windows=((0.12, 0.11),),
     )  # fmt: skip
     assert world.store.since == START
 
@@ -711,6 +712,13 @@ def test_the_bound_is_that_of_the_job_with_this_uid(world: World) -> None:
     assert len(world.ranks()) == 1
     world.store.forget(JOB)
     assert [world.say(localRank=local).status for local in (0, 1)] == [200, 200]
+
+
+def test_the_times_of_the_last_reports_with_new_steps_are_kept(world: World) -> None:
+    for step, seconds in ((1, None), (5, 0.1), (5, 0.1), (9, 0.2), (13, 0.3), (17, 0.4)):
+        assert world.say(step=step, stepSeconds=seconds, busySeconds=seconds).status == 200
+        world.clock.advance(5)
+    assert world.rank().windows == ((0.2, 0.2), (0.3, 0.3), (0.4, 0.4))
 
 
 # --- the record of metrics -------------------------------------------------------------------------------------------

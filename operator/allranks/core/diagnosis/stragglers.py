@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from allranks.api.job import Job, Progress
 from allranks.api.status import ProgressStatus, Straggler
 from allranks.core.facts.naming import rank_name, replica_key
-from allranks.core.facts.rank_reports import RankReport
+from allranks.core.facts.rank_reports import WINDOWS, RankReport
 
 LEAST_RANKS = 3
 STRAGGLERS = 64
@@ -23,14 +23,14 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
     """Return the ranks whose step takes longer than `stragglerPercent` percent of the median of their peers.
 
     Ranks that synchronize in each step all have the step time of the slowest one. If every program measures its own
-    work (`busy_seconds`), only that is compared. Of two ranks none is a straggler: nothing says which of them is as
-    fast as it should be.
+    work (`busy_seconds`), only that is compared. Of each rank the shortest of several reports counts. Of two ranks none
+    is a straggler: nothing says which of them is as fast as it should be.
     """
     factor = (job.spec.progress or Progress()).straggler_percent / 100
     previous = {(straggler.replica, straggler.rank) for straggler in before.stragglers}
     active = [rank for rank in ranks if not rank.done]
     measured = bool(active) and all(rank.busy_seconds is not None for rank in active)
-    pairs = [(rank, rank.busy_seconds if measured else rank.step_seconds) for rank in active]
+    pairs = [(rank, _steady(rank, measured)) for rank in active]
     times = [(rank, seconds) for rank, seconds in pairs if seconds is not None]
     if len(times) < LEAST_RANKS:
         return []
@@ -49,6 +49,15 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
             slow.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
     slow.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
     return slow[:STRAGGLERS]
+
+
+def _steady(rank: RankReport, measured: bool) -> float | None:
+    """Return the shortest step time of the last reports, or busy time if it is measured; None if there are too few."""
+    if rank.windows is None:
+        return rank.busy_seconds if measured else rank.step_seconds
+    times = [busy if measured else seconds for seconds, busy in rank.windows]
+    steady = [time for time in times if time is not None]
+    return min(steady) if len(steady) == WINDOWS else None
 
 
 def _waits_for_data(rank: RankReport, loads: Sequence[float], excess: float) -> bool:
