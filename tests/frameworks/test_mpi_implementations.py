@@ -16,7 +16,7 @@ import pytest
 from allranks.api.status import Status
 from allranks.core.objects import pods
 from allranks.frameworks.mpirun import read_mpirun_report
-from allranks.local.shim import descendants
+from allranks.inpod.process_tree import descendants
 from support.builders import CLUSTER, environment, job
 from support.environment import USERS
 

@@ -22,6 +22,7 @@ from allranks.api.pool import PoolSpec
 from allranks.api.validation import parse_pool
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.core.facts.optional_kinds import RESOURCE_FLAVOR
+from allranks.core.facts.rank_reports import RankReport
 from allranks.kube.auth import Connection
 from allranks.operator.session import Session
 from allranks.operator.settings import Settings
@@ -257,15 +258,18 @@ class KubernetesWorld(World):
         self._send_all()
         return self._ranks.checkpoint_request > 0
 
-    def _send_all(self) -> None:
+    def _send_all(self, resumed: bool = False) -> None:
         if not self._ranks.latest:
             return
         for pod in self._api.list("Pod", self.namespace):
             if pod["metadata"]["uid"] in self._ranks.latest and "deletionTimestamp" not in pod["metadata"]:
-                self._send(pod)
+                self._send(pod, resumed)
 
-    def _send(self, pod: Manifest) -> None:
-        """Sends a complete report like the pod's rank, with durations instead of times."""
+    def _send(self, pod: Manifest, resumed: bool = False) -> None:
+        """Sends a complete report like the pod's rank, with durations instead of times.
+
+        `resumed`: to a new operator.
+        """
         if self._operator is None or self._ranks.arrived:
             return
         metadata, labels = pod["metadata"], pod["metadata"]["labels"]
@@ -279,12 +283,13 @@ class KubernetesWorld(World):
             node=pod["spec"].get("nodeName"),
             **{number: int(labels.get(f"allranks.dev/{number}", 0)) for number in numbers},
         )
-        answer = self._operator.report(sender, self._message(metadata["uid"]))
+        said = self._ranks.latest[metadata["uid"]]
+        answer = self._operator.report(sender, self._message(said), said.windows if resumed else None)
         self._asked |= set(filter(None, [answer.get("stacks")]))
         self._ranks.checkpoint_request = answer.get("checkpoint", 0)
 
-    def _message(self, uid: str) -> bytes:
-        said, now = self._ranks.latest[uid], self.clock.now()
+    def _message(self, said: RankReport) -> bytes:
+        now = self.clock.now()
 
         def ago(moment: datetime | None) -> float | None:
             return None if moment is None else (now - moment).total_seconds()
@@ -389,7 +394,7 @@ class KubernetesWorld(World):
             session = self._operator.operator.session if self._operator else None
             if quiet and session is not self._informed:
                 self._informed, quiet = session, 0
-                self._send_all()
+                self._send_all(resumed=True)
             if quiet == 0:
                 time.sleep(PAUSE_SECONDS)
         self.events()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from allranks.api.job import KIND
 from allranks.api.pool import PoolSpec
 from allranks.core.facts.optional_kinds import LOCAL_QUEUE, WORKLOAD, OptionalKind
+from allranks.core.facts.rank_reports import Windows
 from allranks.kube import pod_codec, raw_pod
 from allranks.kube.auth import Connection
 from allranks.operator import timing
@@ -128,14 +129,22 @@ class RunningOperator:
         session = self.operator.session
         return self._ask(lambda: (kind.id, "", name) in dict(session.optional.objects())) if session else False
 
-    def report(self, sender: ReportSource, body: bytes) -> dict[str, Any]:
-        """Ingests a rank's message as the server does, and reconciles immediately. Returns the answer."""
+    def report(self, sender: ReportSource, body: bytes, windows: Windows | None = None) -> dict[str, Any]:
+        """Ingests a rank's message as the server does, and reconciles immediately. Returns the answer.
+
+        `windows`: the step times of the messages that would follow to a new operator. The steps of a scenario stand
+        still, those of a real rank go on.
+        """
 
         def ingest() -> dict[str, Any]:
             session = self.operator.session
             if session is None:
                 return {}
             answer = session.reports.ingest(sender, body)
+            job = session.reports._jobs.get(sender.job)
+            if windows and job and (replica := job.replicas.get((sender.role, sender.index))):
+                ranks = replica.ranks
+                ranks.update({number: replace(rank, windows=windows) for number, rank in ranks.items()})
             session.queue.enqueue_now(sender.job)
             return dict(answer.body)
 

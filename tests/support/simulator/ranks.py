@@ -10,7 +10,7 @@ from datetime import datetime
 
 from allranks.core.diagnosis.report_loss import SILENCE
 from allranks.core.facts.model import Manifest, Pod
-from allranks.core.facts.rank_reports import RankReport, Reports
+from allranks.core.facts.rank_reports import WINDOWS, RankReport, Reports
 
 
 @dataclass
@@ -65,14 +65,20 @@ class Ranks:
             received_at=now,
         )
         grew = step is not None and step != before.step
+        seconds = step_seconds or before.step_seconds
+        busy = busy_seconds or before.busy_seconds
+        windows = before.windows or ()
+        if seconds is not None and grew:
+            windows = (*windows, (seconds, busy))[-WINDOWS:]
         self.latest[metadata["uid"]] = replace(
             before,
             step=before.step if step is None else step,
             total_steps=total_steps or before.total_steps,
             metrics=metrics or before.metrics,
             not_finite=not_finite or before.not_finite,
-            step_seconds=step_seconds or before.step_seconds,
-            busy_seconds=busy_seconds or before.busy_seconds,
+            step_seconds=seconds,
+            busy_seconds=busy,
+            windows=windows,
             checkpoint_step=(step or before.step) if checkpoint else before.checkpoint_step,
             checkpoint_at=now if checkpoint else before.checkpoint_at,
             saves_on_request=before.saves_on_request if saves_on_request is None else saves_on_request,

@@ -151,6 +151,22 @@ def test_a_straggler_is_slow_in_three_reports_with_new_steps(case: Any) -> None:
     assert [(of.rank, of.slowdown) for of in progress_of(*measured).stragglers] == expected
 
 
+def test_a_new_operator_keeps_the_stragglers_until_it_has_enough_reports() -> None:
+    def after(count: int, seconds: float, status: Status) -> Status:
+        times = {0: 0.1, 1: seconds, 2: 0.1}
+        ranks = [rank(of, 5, step_seconds=took, windows=((took, None),) * count) for of, took in times.items()]
+        return progress.observe(job(), status, Reports(NOW, tuple(ranks)))
+
+    def named(status: Status) -> list[tuple[int | None, float]]:
+        return [(of.rank, of.slowdown) for of in status.progress.stragglers] if status.progress else []
+
+    slow = after(3, 0.3, BEGUN)
+    assert named(slow) == [(1, 3.0)]
+    assert [named(after(count, 0.4, slow)) for count in (0, 1, 2, 3)] == [[(1, 3.0)]] * 3 + [[(1, 4.0)]]
+    assert [named(after(count, 0.1, slow)) for count in (2, 3)] == [[(1, 3.0)], []]
+    assert [named(after(2, 0.4, BEGUN))] == [[]]
+
+
 def test_a_straggler_stays_one_until_it_is_clearly_faster() -> None:
     def with_slow(seconds: float, status: Status) -> Status:
         ranks = (rank(0, 5, busy_seconds=0.1), rank(1, 5, busy_seconds=seconds), rank(2, 5, busy_seconds=0.1))

@@ -24,31 +24,39 @@ def stragglers(job: Job, before: ProgressStatus, ranks: Iterable[RankReport]) ->
 
     Ranks that synchronize in each step all have the step time of the slowest one. If every program measures its own
     work (`busy_seconds`), only that is compared. Of each rank the shortest of several reports counts. Of two ranks none
-    is a straggler: nothing says which of them is as fast as it should be.
+    is a straggler: nothing says which of them is as fast as it should be. A recorded straggler remains until there are
+    enough reports.
     """
     factor = (job.spec.progress or Progress()).straggler_percent / 100
-    previous = {(straggler.replica, straggler.rank) for straggler in before.stragglers}
+    previous = {(straggler.replica, straggler.rank): straggler for straggler in before.stragglers}
     active = [rank for rank in ranks if not rank.done]
     measured = bool(active) and all(rank.busy_seconds is not None for rank in active)
     pairs = [(rank, _steady(rank, measured)) for rank in active]
     times = [(rank, seconds) for rank, seconds in pairs if seconds is not None]
     if len(times) < LEAST_RANKS:
-        return []
+        times = []
     slow = []
+    if any(rank.windows is not None and len(rank.windows) < WINDOWS for rank in active):  # a new operator, for example
+        judged = {id(rank) for rank, _ in times}
+        recorded = [(rank, previous.get(_key(rank))) for rank in active if id(rank) not in judged]
+        slow = [straggler for rank, straggler in recorded if straggler and straggler.node == rank.node]
     loads = sorted(rank.load_seconds for rank in active if rank.load_seconds is not None)
     ordered = sorted(seconds for _, seconds in times)
     for rank, seconds in times:
         peers = _median_without(ordered, seconds)
         if peers <= 0 or seconds - peers < _NOTICEABLE_SECONDS:
             continue
-        replica = replica_key(rank.role, rank.index)
-        recorded = (replica, rank.rank) in previous
-        if seconds > peers * factor * (_RELEASE if recorded else 1.0):
+        if seconds > peers * factor * (_RELEASE if _key(rank) in previous else 1.0):
             loading = _waits_for_data(rank, loads, seconds - peers) or None
             slowdown = round(seconds / peers, 1)
+            replica = replica_key(rank.role, rank.index)
             slow.append(Straggler(rank=rank.rank, replica=replica, node=rank.node, slowdown=slowdown, loading=loading))
     slow.sort(key=lambda straggler: (-straggler.slowdown, straggler.replica, straggler.rank or 0))
     return slow[:STRAGGLERS]
+
+
+def _key(rank: RankReport) -> tuple[str, int | None]:
+    return replica_key(rank.role, rank.index), rank.rank
 
 
 def _steady(rank: RankReport, measured: bool) -> float | None:

@@ -36,6 +36,8 @@ class Position:
     """The exception that it handles meanwhile, in a `finally` for example; or the one that ended the main thread."""
 
 
+Windows = tuple[tuple[float | None, float | None], ...]
+"""(step_seconds, busy_seconds) of the last reports with new steps, the newest last."""
 WINDOWS = 3
 """Reports with new steps in all of which a rank must be slow: an evaluation or a start makes one of them long."""
 
@@ -64,9 +66,8 @@ class RankReport:
     """Share of `step_seconds` without waiting for other ranks; None if the program does not measure it."""
     load_seconds: float | None = None
     """Share of `step_seconds` in which the program waits for data; None if it does not measure it."""
-    windows: tuple[tuple[float | None, float | None], ...] | None = None
-    """(step_seconds, busy_seconds) of the last reports with new steps, at most WINDOWS, the newest last; None: only the
-    newest ones are recorded."""
+    windows: Windows | None = None
+    """At most WINDOWS; None: only the newest times are recorded."""
     checkpoint_step: int | None = None
     checkpoint_at: datetime | None = None
     saves_on_request: bool = False
