@@ -103,7 +103,7 @@ def test_a_report_reaches_the_status_of_its_job_and_no_other(world: World) -> No
         world.runs()
         world.runs("other")
         code, _, body = answer(operator, world.token(), rank=1, step=7, totalSteps=10, metrics={"loss": 0.5})
-        assert (code, body) == (200, {"interval": 5.0, "stacks": "", "checkpoint": 0})
+        assert (code, body) == (200, {"interval": 5.0, "stacks": "", "checkpoint": 0, "record": True})
         eventually(lambda: world.progress().get("step") == 7)
         assert report(operator, world.token("other-worker-0-0"), rank=1, step=3, totalSteps=10) == 200
         eventually(lambda: world.progress("other").get("step") == 3)
