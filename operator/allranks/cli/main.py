@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("allranks.cli.commands.validate:validate", "Validate a manifest and print every error."),
     "convert": ("allranks.cli.commands.convert:convert", "Convert jobs of other operators."),
     "render": ("allranks.cli.commands.render:render", "Print the objects that the operator creates for a job."),
+    "plan": ("allranks.cli.commands.plan:plan", "Predict room, start, duration and cost of a job."),
     "submit": ("allranks.cli.commands.submit:submit", "Create jobs on a cluster."),
     "get": ("allranks.cli.commands.get:get", "Print jobs as a table, YAML or JSON; watch them."),
     "describe": ("allranks.cli.commands.describe:describe", "Show details of a job: ranks, last failure, events."),
@@ -71,7 +72,7 @@ IN_PODS = ("operator", "operator-frontend", "archiver", "inject", "ui-server")
 SECTIONS = {
     "On this machine": ("run", "sweep", "verify", "runs", "init", "dev", "validate", "convert", "render"),
     "On a cluster": (
-        *("submit", "get", "describe", "queue", "nodes", "top", "ui", "report", "usage", "logs", "stacks"),
+        *("plan", "submit", "get", "describe", "queue", "nodes", "top", "ui", "report", "usage", "logs", "stacks"),
         *("checkpoints", "debug", "wait", "exec", "attach", "port-forward", "cp"),
         *("suspend", "resume", "restart", "promote", "scale", "delete"),
     ),
@@ -82,6 +83,7 @@ SECTIONS = {
 SYNONYMS = {
     **dict.fromkeys(("ls", "ps", "jobs"), "get"),
     **dict.fromkeys(("queues", "squeue", "quota"), "queue"),
+    **dict.fromkeys(("estimate", "predict", "forecast"), "plan"),
     **dict.fromkeys(("apply", "create", "sbatch"), "submit"),
     **dict.fromkeys(("sacct", "sreport", "history", "cost", "accounting"), "usage"),
     **dict.fromkeys(("start", "train", "launch"), "run"),
