@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from allranks.api.job import API_VERSION, KIND
@@ -142,7 +142,7 @@ def _resources(gpus: int) -> Iterator[str]:
 
 def _checkpoint(name: str, tree: ast.AST, options: Sequence[Option]) -> Iterator[str]:
     reads = any(isinstance(node, ast.Constant) and node.value == CHECKPOINT_VARIABLE for node in ast.walk(tree))
-    places = [option.name for option in options if _PLACE.fullmatch(option.name)]
+    places = [_argument_for(option) for option in options if _PLACE.fullmatch(option.name)]
     if reads:
         yield f"  # The script saves to {CHECKPOINT_VARIABLE}, and a restart continues from there. The claim is yours."
         yield "  checkpoint:"
@@ -150,12 +150,19 @@ def _checkpoint(name: str, tree: ast.AST, options: Sequence[Option]) -> Iterator
         return
     yield "  # A volume that keeps checkpoints over restarts, mounted at /checkpoints in all pods. Let the script save"
     yield f"  # to the directory in the variable {CHECKPOINT_VARIABLE}, and resume from it."
-    yield from (f"  # An argument for it: {place}=$({CHECKPOINT_VARIABLE})" for place in places)
+    yield from (f"  # An argument for it: {place}" for place in places)
     yield "  # checkpoint:"
     yield f"  #   claim: {name}-checkpoints"
 
 
-_PLACE = re.compile(r"--(output|save|checkpoints?|ckpt|model)[-_]?(dir|directory|path|folder)?")
+def _argument_for(option: Option) -> str:
+    """Return the option with the directory of checkpoints, or with a file in it if its default is a file."""
+    default = option.default if isinstance(option.default, str) else ""
+    file = PurePosixPath(default).name if re.fullmatch(r"[\w./-]*\w\.[A-Za-z]\w*", default) else ""
+    return f"{option.name}=$({CHECKPOINT_VARIABLE}){f'/{file}' if file else ''}"
+
+
+_PLACE = re.compile(r"--(output|save|checkpoints?|ckpt|model)[-_]?(dir|directory|path|folder|file)?")
 
 
 _RESTART = (

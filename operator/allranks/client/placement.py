@@ -27,10 +27,10 @@ class Node:
     taints: Sequence[Manifest]
     allocatable: Amounts
     images: Mapping[str, int] = field(default_factory=dict)
-    """Name of an image that the node has -> its size in bytes. A kubelet reports 50 images."""
+    """Image on the node -> its size in bytes. A kubelet reports 50 images."""
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Node | None:
+    def read(cls, manifest: Manifest) -> Node | None:
         """Return the node; None if it is not ready or takes no pods."""
         spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
         conditions = {item["type"]: item["status"] for item in status.get("conditions") or ()}

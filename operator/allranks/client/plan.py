@@ -1,7 +1,7 @@
 """Predicts what happens to a job before it is submitted: room on the nodes, when it starts, how long it takes and what
 it costs by earlier jobs, which images nodes pull, what a preemption loses.
 
-Each answer is made of facts that can be read now. What cannot be known is in `unknown`, with the reason. The sentences
+Each answer is made of facts that can be read now. `unknown` says what could not be found out, and why. The sentences
 below fields describe them for programs that read `allranks plan -o json`.
 """
 
@@ -87,7 +87,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known about a job before it is submitted."""
+    """What can be said about a job before it is submitted."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CONFIG
 
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def possible(self) -> bool:
-        """Whether nothing is known that prevents the job from running."""
+        """Whether nothing that was read prevents the job from running."""
         return not self.rejected and self.begin != "NoRoom"
 
 
@@ -129,7 +129,7 @@ class OtherJob(NamedTuple):
     status: Status
 
     @classmethod
-    def of(cls, manifest: Manifest) -> OtherJob:
+    def read(cls, manifest: Manifest) -> OtherJob:
         metadata = manifest["metadata"]
         program = _program(manifest.get("spec") or {})
         return cls(metadata["namespace"], metadata["name"], metadata["uid"], program, status_of(dict(manifest)))
@@ -203,7 +203,7 @@ async def _pool(cluster: Cluster, job: Job, pools: Sequence[Pool], facts: _Facts
 
 
 async def _nodes(cluster: Cluster) -> list[Node]:
-    return await cluster.items(paths.core_path(None, "nodes"), None, _decoded(Node.of))
+    return await cluster.items(paths.core_path(None, "nodes"), None, _decoded(Node.read))
 
 
 async def _pods(cluster: Cluster) -> list[Manifest]:
@@ -219,7 +219,7 @@ def _taken(pod: Manifest) -> Manifest:
 
 
 async def _jobs(cluster: Cluster, namespace: str | None) -> list[OtherJob]:
-    return await cluster.items(paths.job_path(namespace), None, _decoded(OtherJob.of))
+    return await cluster.items(paths.job_path(namespace), None, _decoded(OtherJob.read))
 
 
 def _decoded(convert: Callable[[Manifest], T]) -> Callable[[Any], T]:

@@ -240,6 +240,15 @@ _PROGRAMS = {
     "deepspeed": "deepspeed",
     "accelerate-launch": "accelerate",
 }
+PACKAGES = {
+    **dict.fromkeys(MPIRUN, "an MPI, such as Open MPI"),
+    "torchrun": "torch",
+    "horovodrun": "horovod",
+    "deepspeed": "deepspeed",
+    **dict.fromkeys(("accelerate", "accelerate-launch"), "accelerate"),
+    "ray": "ray",
+}
+"""Launcher -> the Python package, or the software, that installs it."""
 _WITH_COMMAND = {("accelerate", "launch"): "accelerate", ("ray", "start"): "ray"}
 _MODULES = {
     "torch.distributed.run": "torchrun",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from allranks.core.facts.gpu_count import gpus
 from allranks.core.facts.model import Manifest
+from allranks.frameworks.command_line import PACKAGES
 from allranks.local.environment import Variables, expand, hash_seed_default, loopback_defaults, threads_default
 from allranks.local.gpus import VISIBLE
 from allranks.local.process import Command
@@ -101,6 +103,7 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         env = {**machine.environ, **{name: mapping.rewrite(value) for name, value in variables.values.items()}}
         if any("\0" in text for text in (*argv, *env.values())):
             problems.append(f"container {container['name']} has a NUL character in its command or variables")
+        problems += _missing_launcher(argv[0], env)
         plans[container["name"]] = ContainerPlan(
             container["name"],
             Command(argv, {**env, **_defaults(env, machine)}, directory or machine.workdir),
@@ -120,6 +123,15 @@ def prepare(manifest: Manifest, machine: Machine) -> tuple[PodPlan | None, list[
         lost_directories=tuple(lost),
         gpus=None if chosen else sum(gpus(container.get("resources")) for container in spec["containers"]),
     ), []
+
+
+def _missing_launcher(program: str, env: Mapping[str, str]) -> list[str]:
+    """Return the problem of a launcher that is not installed: its package, whose program would fail after the start."""
+    package = PACKAGES.get(program)
+    if package is None or shutil.which(program, path=env.get("PATH")):
+        return []
+    cure = f"pip install {package}" if " " not in package else f"install {package}"
+    return [f"{program} is not on PATH of this machine: activate the environment that has it, or {cure}"]
 
 
 def _defaults(env: Mapping[str, str], machine: Machine) -> dict[str, str]:

@@ -123,6 +123,23 @@ def test_a_script_that_saves_checkpoints_gets_a_claim(folder):
     assert yaml.safe_load(result.stdout)["spec"]["checkpoint"] == {"claim": "train-checkpoints"}
 
 
+@pytest.mark.parametrize(
+    ("option", "argument"),
+    [
+        ('"--ckpt", default="ckpt.pt"', "--ckpt=$(ALLRANKS_CHECKPOINT_DIR)/ckpt.pt"),
+        ('"--save-file", default="out/last.ckpt"', "--save-file=$(ALLRANKS_CHECKPOINT_DIR)/last.ckpt"),
+        ('"--output-dir", default="./results"', "--output-dir=$(ALLRANKS_CHECKPOINT_DIR)"),
+        ('"--model", default="llama-3.1"', "--model=$(ALLRANKS_CHECKPOINT_DIR)"),
+        ('"--save-dir"', "--save-dir=$(ALLRANKS_CHECKPOINT_DIR)"),
+    ],
+)
+def test_a_default_that_names_a_file_gets_a_file_in_the_directory(folder, option, argument):
+    (folder / "train.py").write_text(
+        f"import torch\nimport argparse\nparser = argparse\nparser.add_argument({option})\n"
+    )
+    assert f"  # An argument for it: {argument}\n" in init("train.py", "-o", "-").stdout
+
+
 def test_texts_of_the_script_cannot_become_fields_of_the_manifest(folder):
     hostile = 'add_argument("--a", default="x\\nspec: {image: evil}", help="h\\nimage: evil", required=False)'
     (folder / "train.py").write_text(f"import torch\nimport argparse\nparser = argparse\nparser.{hostile}\n")

@@ -13,7 +13,7 @@ GPU = "nvidia.com/gpu"
 def node(name: str = "a", gpus: int = 8, cpu: str = "32", **spec: Any) -> Node:
     labels = spec.pop("labels", {})
     ready = spec.pop("ready", "True")
-    made = Node.of(
+    made = Node.read(
         {
             "metadata": {"name": name, "labels": labels},
             "spec": spec,
@@ -90,11 +90,13 @@ def test_a_node_admits_a_pod_by_selector_affinity_and_taints(case: Any) -> None:
 
 def test_a_node_that_is_not_ready_or_cordoned_takes_no_pods() -> None:
     manifest = {"metadata": {"name": "a"}, "spec": {"unschedulable": True}, "status": {"conditions": []}}
-    assert Node.of(manifest) is None
+    assert Node.read(manifest) is None
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    assert Node.of({**manifest, "status": ready}) is None
-    assert Node.of({**manifest, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}) is None
-    assert Node.of({**manifest, "spec": {}, "status": ready}) is not None
+    assert Node.read({**manifest, "status": ready}) is None
+    assert (
+        Node.read({**manifest, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}) is None
+    )
+    assert Node.read({**manifest, "spec": {}, "status": ready}) is not None
 
 
 def test_pods_of_a_kind_are_counted_on_all_nodes_up_to_their_number() -> None:

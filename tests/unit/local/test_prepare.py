@@ -49,6 +49,27 @@ def env_of(manifest: Manifest, where: Machine) -> dict[str, str]:
     return planned(manifest, where).main[0].command.env
 
 
+# Launchers.
+
+
+@pytest.mark.parametrize(
+    ("program", "package"),
+    [("torchrun", "pip install torch"), ("accelerate", "pip install accelerate"), ("mpiexec", "install an MPI")],
+)
+def test_a_launcher_that_is_not_installed_is_named_with_its_package(tmp_path: Path, program: str, package: str) -> None:
+    environ = {"PATH": str(tmp_path)}
+    manifest = pod({"command": [program, "train.py"]})
+    [problem] = refused(manifest, machine(tmp_path, environ))
+    assert problem.startswith(f"{program} is not on PATH of this machine: activate the environment that has it, or ")
+    assert package in problem
+    (tmp_path / program).write_text("#!/bin/sh\n")
+    (tmp_path / program).chmod(0o755)
+    assert planned(manifest, machine(tmp_path, environ))
+    assert planned(pod({"command": ["/opt/torch/bin/torchrun"]}), machine(tmp_path, environ)), (
+        "a path is tried as it is"
+    )
+
+
 # Environment.
 
 

@@ -227,7 +227,7 @@ def test_set_framework_of_a_script_also_chooses_its_command(cli: Cli, path: str)
         (["a.py", "--set", "framework=jax", "--framework", "pytorch"], "differ: specify one of them"),
         (["missing.py"], "missing.py: cannot be read: no such file or directory"),
         (["job.yaml", "-e", "A"], "--env A: must be NAME=VALUE"),
-        ([], "no manifest given"),
+        ([], "no program given"),
     ],
 )
 def test_wrong_use_of_scripts_and_options(cli: Cli, arguments: list[str], message: str) -> None:

@@ -92,7 +92,7 @@ async def _rejection(session: Session, document: dict[str, Any]) -> str:
 
 
 def _archived(archive: str | None, cluster: Cluster) -> list[OtherJob]:
-    return [OtherJob.of(job) for job in Archive(archive).reader.each_job(cluster.namespace)] if archive else []
+    return [OtherJob.read(job) for job in Archive(archive).reader.each_job(cluster.namespace)] if archive else []
 
 
 def _text(plan: Plan) -> list[str]:
