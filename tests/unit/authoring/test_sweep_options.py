@@ -52,6 +52,20 @@ def test_options_of_a_sweep(tmp_path: Path, options: list[str], said: str):
     assert (made.exit_code, made.stderr) == (2 if said else 0, said)
 
 
+@pytest.mark.parametrize(
+    ("options", "algorithm"),
+    [
+        (["--param", "lr=1,2", "--param", "b=16,32"], "Grid"),
+        (["--param", "lr=1,2", "--trials", "5"], "Random"),
+        (["--param", "lr=1,2", "--param", "b=1..9", "--trials", "5"], "Random"),
+        (["--param", "lr=1,2", "--algorithm", "random", "--trials", "2"], "Random"),
+    ],
+)
+def test_lists_of_values_without_a_number_of_trials_are_a_grid(job, options: list[str], algorithm: str):
+    done = run("sweep", job, "--metric", "loss", "--dry-run", *options)
+    assert yaml.safe_load(done.stdout)["spec"]["algorithm"] == algorithm
+
+
 def test_a_distribution_without_its_numbers_is_answered_with_its_form():
     with pytest.raises(InvalidManifest, match=r"--param d=normal:1: must be d=normal:MU,SIGMA, with numbers"):
         parameter("d=normal:1")

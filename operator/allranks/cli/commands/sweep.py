@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ Exit status:
 @click.option(
     "--algorithm",
     type=click.Choice(["random", "grid", "tpe"], case_sensitive=False),
-    help="How values are chosen. [default: random]",
+    help="How values are chosen. [default: random; grid for lists of values without --trials]",
 )
 @click.option("--seed", type=Count(min=0), metavar="N", help="Seed of random values. [default: 0]")
 @click.option(
@@ -204,12 +205,17 @@ def _sweep_of_job(file: str, jobs: list[dict[str, Any]], options: dict[str, Any]
         objective={"metric": metric, "goal": _GOALS[options["goal"] or "min"]}
         if (metric := options["metric"])
         else None,
-        algorithm=_NAMES.get(options["algorithm"] or "random"),
+        algorithm=_NAMES[options["algorithm"] or _algorithm(parameters, options["trials"])],
         seed=options["seed"],
         trials=options["trials"],
         parallel=options["parallel"],
         stop=_stop(options),
     )
+
+
+def _algorithm(parameters: Sequence[tuple[str, dict[str, Any]]], trials: int | None) -> str:
+    """Return the default: lists of values without a number of trials are all combinations."""
+    return "grid" if trials is None and all("values" in values for _, values in parameters) else "random"
 
 
 def _stop(options: dict[str, Any]) -> dict[str, Any] | None:
