@@ -47,6 +47,9 @@ class ApiError(ClusterError):
 
 CONNECT_FAILED, UNTRUSTED, TIMED_OUT, DISCONNECTED = "ConnectFailed", "Untrusted", "TimedOut", "Disconnected"
 LOGIN_FAILED = "LoginFailed"
+SERVER_TIMEOUT = "ServerTimeout"
+"""Reason of a Status with code 500: "The list operation against pods could not be completed at this time"
+(apimachinery, NewServerTimeout)."""
 
 
 class Unavailable(ApiError):
@@ -58,7 +61,7 @@ class Unavailable(ApiError):
     @property
     def timed_out(self) -> bool:
         """Return whether the answer took too long, for the client or for the API server."""
-        return self.reason == TIMED_OUT or self.status == 504
+        return self.reason in (TIMED_OUT, SERVER_TIMEOUT) or self.status == 504
 
 
 class NotFound(ApiError): ...

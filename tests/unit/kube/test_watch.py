@@ -84,11 +84,14 @@ def test_everything_is_listed_in_pages_then_watched() -> None:
     assert watch.synced.is_set()
 
 
-def test_a_page_that_takes_too_long_is_asked_for_again_with_fewer_objects_and_the_list_continues() -> None:
+@pytest.mark.parametrize("timeout", [status(504), status(500, "ServerTimeout")], ids=["504", "ServerTimeout"])
+def test_a_page_that_takes_too_long_is_asked_for_again_with_fewer_objects_and_the_list_continues(
+    timeout: Answer,
+) -> None:
     log, asked, _ = watched(
         1,
         page(7, pod("a", 1), further="more"),
-        status(504),
+        timeout,
         page(7, pod("b", 2), further="rest"),
         page(7, pod("c", 3)),
         hangs,
