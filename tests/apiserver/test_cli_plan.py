@@ -100,6 +100,23 @@ def test_a_plan_says_whether_pods_have_room_now_later_or_never(allranks, control
     assert (plan["begin"], plan["roles"][0]["room"]) == ("NoRoom", 2)
 
 
+def test_a_quota_of_the_namespace_decides_as_well(allranks, control_plane, namespace, nodes, file):
+    api = control_plane.api
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}}
+    api.create({**quota, "spec": {"hard": {"requests.nvidia.com/gpu": "20", "pods": "50"}}}, namespace)
+    assert planned(allranks("plan", str(file), "-o", "json"))["begin"] == "Now"
+    where = f"/api/v1/namespaces/{namespace}/resourcequotas/team"
+    used = {"requests.nvidia.com/gpu": "8", "pods": "1"}
+    api.request("PATCH", f"{where}/status", {"status": {"used": used}}, "application/merge-patch+json")
+    plan = planned(allranks("plan", str(file), "-o", "json"))
+    text = "quota team of the namespace: requests.nvidia.com/gpu 20, the job requests 16, and 8 are in use"
+    assert (plan["begin"], plan["beginReason"]) == ("Unknown", text)
+    api.request("PATCH", where, {"spec": {"hard": {"requests.nvidia.com/gpu": "12"}}}, "application/merge-patch+json")
+    plan = planned(allranks("plan", str(file), "-o", "json"), status=1)
+    text = "quota team of the namespace: requests.nvidia.com/gpu 12, the job requests 16"
+    assert (plan["begin"], plan["beginReason"]) == ("NoRoom", text)
+
+
 def earlier_jobs(control_plane: Any, namespace: str, file: Path) -> None:
     """Creates three jobs that succeeded and one that failed, and gives the job of the file a pool with a price."""
     pool = {"nodeSelector": {LABEL: namespace}, "price": {"gpuHour": "2.50", "currency": "EUR"}}

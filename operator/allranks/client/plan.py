@@ -26,6 +26,7 @@ from allranks.core.accounting import time_accounting
 from allranks.core.facts import pod_template
 from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import JOB_LABEL
+from allranks.core.facts.quantity import quantity
 from allranks.core.facts.topology import ELASTIC_ROLE
 from allranks.errors import ClusterError, InvalidManifest
 from allranks.frameworks.command_line import basename, calls
@@ -142,6 +143,8 @@ class _Facts:
     nodes: list[Node] | None = None
     pods: list[Manifest] | None = None
     jobs: list[OtherJob] | None = None
+    quotas: list[Manifest] | None = None
+    """ResourceQuotas of the namespace of the job."""
     no_pool: str = ""
     """The pool that the job names, if it does not exist."""
     unknown: list[str] = field(default_factory=list)
@@ -163,6 +166,8 @@ async def make_plan(
     facts.jobs = await _read(facts, "jobs of all namespaces", _jobs(cluster, None))
     if facts.jobs is None:
         facts.jobs = await _read(facts, f"jobs of namespace {job.namespace}", _jobs(cluster, job.namespace))
+    quotas = paths.core_path(job.namespace, "resourcequotas")
+    facts.quotas = await _read(facts, "quotas of the namespace", cluster.items(quotas, None, _decoded(dict)))
     plan = _described(job, title, rejected, platform, facts)
     plan = await _queued(cluster, job, plan, facts)
     earlier = [other for other in (*(facts.jobs or ()), *archived) if other.namespace == job.namespace]
@@ -251,7 +256,32 @@ def _described(job: Job, title: str, rejected: str, platform: Platform, facts: _
         if fields := unchecked(spec):
             facts.unknown.append(f"{joined(fields, 'and')} of {role} also decide about its nodes, and are not compared")
     groups = [(templates[role], _needed(job, role, size)) for role, size in sizes.items()]
-    return _begin(plan, groups, facts)
+    return _in_quotas(_begin(plan, groups, facts), groups, facts)
+
+
+def _in_quotas(plan: Plan, groups: Sequence[tuple[Manifest, int]], facts: _Facts) -> Plan:
+    """Let a quota of the namespace that admits only a part of the pods decide instead of the room."""
+    requested: Counter[str] = Counter()
+    for spec, number in groups:
+        requested.update({name: amount * number for name, amount in requests_of(spec).items()})
+    for quota in facts.quotas or ():
+        spec, status = quota.get("spec") or {}, quota.get("status") or {}
+        if spec.get("scopes") or spec.get("scopeSelector"):
+            facts.unknown.append(f"quota {quota['metadata']['name']} is for some pods only, and is not compared")
+            continue
+        for key, limit in (spec.get("hard") or {}).items():
+            name = key.removeprefix("requests.")
+            used = quantity(str((status.get("used") or {}).get(key, "0")))
+            if name not in requested or requested[name] + used <= quantity(str(limit)):
+                continue
+            never = requested[name] > quantity(str(limit))
+            text = f"quota {quota['metadata']['name']} of the namespace: {key} {limit}"
+            text += f", the job requests {requested[name]:g}" + ("" if never else f", and {used:g} are in use")
+            if never:
+                return replace(plan, begin="NoRoom", begin_seconds=None, begin_reason=text)
+            if plan.begin != "NoRoom":
+                plan = replace(plan, begin="Unknown", begin_seconds=None, begin_reason=text)
+    return plan
 
 
 def _needed(job: Job, role: str, size: int) -> int:
@@ -448,7 +478,7 @@ def _begin_text(plan: Plan) -> str:
             running = f"; the first of its running jobs ends in about {human(earliest)}" if earliest is not None else ""
             return f"{reason}{running}"
         case "NoRoom":
-            return f"never, unless nodes are added: {reason}"
+            return f"never, as the cluster is now: {reason}"
     return f"unknown{f': {reason}' if reason else ''}"
 
 
