@@ -91,10 +91,18 @@ class Entry(Item):
 
     directory: Path | None = None
     """Directory of a run; None for others."""
+    sweep: str = ""
+    """`SWEEP/TIME` of the sweep of this machine of which a run is a trial."""
+    decided: str = ""
+    """The phase with which that sweep has ended the trial, such as `Stopped`, because others are better."""
 
     @property
     def key(self) -> Key:
         return self.source, self.group, self.name
+
+    @property
+    def phase(self) -> str:
+        return self.decided or super().phase
 
     @property
     def job(self) -> str:

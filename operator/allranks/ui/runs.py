@@ -1,4 +1,5 @@
-"""The runs of `allranks run` on this machine: their jobs, which are read again when the file has changed, and logs."""
+"""The runs of `allranks run` on this machine and the trials of its sweeps: their jobs, read again when the file has
+changed, and logs."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.api.sweep_status import ENDED
 from allranks.core.facts.naming import replica_key
 from allranks.local import stored_logs
 from allranks.local.run_directories import RUN_FILE, StoredRun, stored_runs
 from allranks.local.stored_logs import StoredLog, matches
+from allranks.local.sweep_files import StoredSweep, StoredTrial, stored_sweeps
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry
 from allranks.ui.logs import POLL_SECONDS, LogLine, LogQuery, LogTail, log_line
@@ -20,7 +23,7 @@ from allranks.ui.problems import Problem
 
 FRESH_SECONDS = 1.0
 """Maximum age of the answer for a page."""
-_Mark = tuple[int, int, bool]
+_Mark = tuple[int, int, bool, str]
 
 
 class Runs:
@@ -35,8 +38,14 @@ class Runs:
         self._lock = asyncio.Lock()
 
     async def all(self) -> list[Entry]:
+        """Return the runs without the trials of sweeps."""
         await self._refresh()
-        return list(self._entries.values())
+        return [entry for entry in self._entries.values() if not entry.sweep]
+
+    async def trials(self, sweep: str = "") -> list[Entry]:
+        """Return the trials of the sweep `SWEEP/TIME`, or of all."""
+        await self._refresh()
+        return [entry for entry in self._entries.values() if entry.sweep and sweep in ("", entry.sweep)]
 
     async def get(self, job: str, time: str) -> Entry:
         """Return a run. Raises Problem if there is none."""
@@ -73,15 +82,23 @@ class Runs:
 def _read(
     root: Path, marks: dict[tuple[str, str], _Mark], before: dict[tuple[str, str], Entry]
 ) -> tuple[dict[tuple[str, str], _Mark], dict[tuple[str, str], Entry]]:
-    """Return (mark, entry) of each run. An entry with the same mark as before is not read again."""
+    """Return (mark, entry) of each run and trial. An entry with the same mark as before is not read again.
+
+    A trial has the time of its sweep: `runs/TRIAL/TIME`.
+    """
     new_marks: dict[tuple[str, str], _Mark] = {}
     entries: dict[tuple[str, str], Entry] = {}
     try:
-        stored = stored_runs(root)
+        trials = [trial for directory in stored_sweeps(root) for trial in StoredSweep(directory).trials]
+        stored: list[StoredRun] = [*stored_runs(root), *trials]
     except OSError:
         return new_marks, entries
     for run in stored:
-        key = (run.job, run.directory.name)
+        sweep = run.sweep if isinstance(run, StoredTrial) else None
+        decided = run.decided if isinstance(run, StoredTrial) and run.decided in ENDED else ""
+        key = (run.job, (sweep or run).directory.name)
+        if key in entries:
+            continue  # a run with the name of a trial, of the same second
         try:
             info = (run.directory / RUN_FILE).stat()
         except OSError:
@@ -90,14 +107,15 @@ def _read(
         same = marks.get(key, ())[:2] == (info.st_mtime_ns, info.st_size)
         # The lock of a run that has ended is not tried again, unless the directory is used once more.
         active = run.running if old is None or old.active or not same else False
-        mark = (info.st_mtime_ns, info.st_size, active)
-        entry = old if old is not None and marks.get(key) == mark else _entry(run, active)
+        mark = (info.st_mtime_ns, info.st_size, active, decided)
+        unchanged = old is not None and marks.get(key) == mark
+        entry = old if unchanged else _entry(run, key, active, sweep.name if sweep else "", decided)
         if entry is not None:
             new_marks[key], entries[key] = mark, entry
     return new_marks, entries
 
 
-def _entry(run: StoredRun, active: bool) -> Entry | None:
+def _entry(run: StoredRun, key: tuple[str, str], active: bool, sweep: str, decided: str) -> Entry | None:
     """Return None if the file cannot be read."""
     try:
         job = json.loads((run.directory / RUN_FILE).read_text(encoding="utf-8"))
@@ -107,7 +125,7 @@ def _entry(run: StoredRun, active: bool) -> Entry | None:
         return None
     job["metadata"] = {"name": run.job, "uid": "", **(job.get("metadata") or {})}
     job["spec"] = job.get("spec") or {}
-    return Entry("runs", run.job, run.directory.name, job, active, run.directory.resolve())
+    return Entry("runs", *key, job, active, run.directory.resolve(), sweep, decided)
 
 
 _PARTS = ("metadata", "spec", "status")

@@ -225,3 +225,38 @@ def test_what_the_first_request_needs_is_made_before_it(api, tmp_path, monkeypat
     monkeypatch.setattr(rendering, "warm_up", lambda: calls.append("begun"))
     with UiServer(api.kubeconfig, tmp_path / "runs"):
         assert eventually(lambda: calls == ["begun"])
+
+
+def test_without_a_cluster_no_page_is_a_dead_end(tmp_path):
+    a_run(tmp_path / "runs", "digits", "20260304-101500", "Succeeded", progress=progress(900))
+    with UiServer(tmp_path / "none", tmp_path / "runs") as server:
+        for path in ("/queues", "/nodes", "/new"):
+            page = server.get(path).text
+            assert 'This machine has <a href="/">runs</a>' in page
+            assert "<form" not in page
+        page = server.get("/").text
+        assert "<h1>Runs of this machine</h1>" in page
+        assert "<h1>Jobs" not in page
+        history = server.get("/history").text
+        assert "There are no jobs" not in history
+        assert "with runs of this machine" not in history
+        assert "Only this machine" in server.get("/sweeps").text
+
+
+def test_pages_without_runs_say_how_to_make_one(tmp_path):
+    with UiServer(tmp_path / "none", tmp_path / "runs") as server:
+        assert "allranks run train.py" in server.get("/").text
+        assert "allranks sweep" in server.get("/sweeps").text
+        page = server.get("/compare").text
+        assert "<form" not in page
+        assert "There are no jobs and runs yet" in page
+        assert "matches the filter" in server.get("/?text=none").text
+
+
+def test_columns_without_a_value_are_left_out(tmp_path):
+    a_run(tmp_path, "digits", "20260304-101500", "Succeeded", progress=progress(900))
+    with UiServer(tmp_path / "none", tmp_path) as server:
+        assert ">Goodput<" not in server.get("/").text
+        a_run(tmp_path, "digits", "20260304-101600", "Succeeded", progress=progress(900), times=times())
+        eventually(lambda: ">Goodput<" in server.get("/").text)
+        assert ">Cost<" not in server.get("/").text

@@ -15,7 +15,7 @@ from support.archives import WrittenArchive
 from support.job_api import JobApi
 from support.live import eventually
 from support.sweep_samples import a_sweep, trial_of, with_gpu_time
-from support.ui_samples import HOSTILE, a_job, event
+from support.ui_samples import HOSTILE, a_job, a_run, event
 from support.ui_server import UiServer
 from unit.views.test_sweep_report import finished
 
@@ -235,3 +235,45 @@ def test_the_page_of_a_sweep_of_this_machine_has_the_gpu_time_of_its_runs(server
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(with_gpu_time(a_job("search-0", "Succeeded"), 10, price=None)))
     assert "10.0 GPUh" in server.get("/sweeps/runs/search/20260304-100000").text
+
+
+# --- trials of sweeps of this machine --------------------------------------------------------------------------------
+
+
+def with_trial(tmp_path: Path, number: int = 0, phase: str = "Succeeded") -> str:
+    """Store the sweep with the run of a trial. Return the address of the trial."""
+    directory = tmp_path / "runs" / "search" / "20260304-100000"
+    if not directory.exists():
+        store(tmp_path)
+    a_run(directory, "trials", f"search-{number}", phase, {f"search-{number}-worker-0-0": b"the log of a trial\n"})
+    return f"runs/search-{number}/20260304-100000"
+
+
+def test_the_trials_of_a_sweep_of_this_machine_have_pages_logs_and_links_back(server: UiServer, tmp_path: Path):
+    address = with_trial(tmp_path)
+    sweep = server.get("/sweeps/runs/search/20260304-100000").text
+    assert f'<a href="/{address}">' in sweep
+    assert sweep.count('<th scope="row"><a href="/runs/') == 1, "trials that were not started have no page"
+    page = server.get(f"/{address}")
+    assert page.status == 200
+    assert '<a href="/sweeps/runs/search/20260304-100000">sweep search</a>' in page.text
+    assert "the log of a trial" in server.get(f"/{address}/logs").text
+    assert server.get("/runs/search-0").headers["location"] == f"/{address}"
+    assert server.get("/api/v1/runs").json["items"] == [], "a sweep is one entry of lists"
+    assert server.get("/runs/search-1/20260304-100000").status == 404
+
+
+def test_a_trial_that_its_sweep_has_stopped_is_stopped_and_not_interrupted(server: UiServer, tmp_path: Path):
+    file = tmp_path / "runs" / "search" / "20260304-100000" / "sweep.json"
+    address = with_trial(tmp_path, phase="Running")
+    assert "Succeeded" in server.get(f"/{address}").text
+    sweep = json.loads(file.read_text())
+    sweep["status"]["trials"][0]["phase"] = "Stopped"
+    file.write_text(json.dumps(sweep))
+    eventually(lambda: "Stopped" in server.get(f"/{address}").text)
+
+
+def test_a_sweep_of_this_machine_has_an_age(server: UiServer, tmp_path: Path):
+    store(tmp_path)
+    [row] = [row for row in server.get("/sweeps").text.split("<tr>") if "/sweeps/runs/search" in row]
+    assert "<td></td></tr>" not in row

@@ -11,6 +11,7 @@ from allranks.text import joined
 from allranks.views.format.duration import human, parse
 from allranks.views.format.events import group_events
 from allranks.views.format.table import Table, cell
+from allranks.views.report import plots
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,10 @@ def test_events_of_many_pods_are_grouped_newest_last():
         ("job", 1, "worker-1 failed: exit code 2"),
         ("job", 1, "restarted"),
     ]
+
+
+def test_labels_of_the_y_axis_differ():
+    values = [3.9020, 3.9011]
+    plot = plots.curve("eval", "eval_loss", "", [list(enumerate(values))], 1.0)
+    words = [words for _, words in plot.y_labels]
+    assert len(words) == len(set(words)) >= 3

@@ -87,7 +87,7 @@ async def _nodes(state: State) -> tuple[list[Node], str]:
     """Return the nodes, and sentences about what could not be read."""
     entries = await state.entries("jobs")
     if state.jobs is None:
-        return [], state.no_cluster
+        return [], ""
     notes: list[str] = []
 
     async def read(objects: Awaitable[list[T]]) -> list[T]:
@@ -128,7 +128,12 @@ async def nodes_page(state: StateOf) -> Response:
         for node in shown
     ]
     return render(
-        "nodes", live=stream_address(source="jobs"), warning=state.problem if state.jobs else "", rows=rows, note=note
+        "nodes",
+        live=stream_address(source="jobs") if state.jobs else "",
+        warning=state.problem if state.jobs else "",
+        rows=rows,
+        note=note,
+        no_cluster=state.no_cluster,
     )
 
 
@@ -152,7 +157,7 @@ def _cause(avoidance: Avoidance) -> str:
 @pages.get("/queues")
 async def queues(state: StateOf, namespace: str = "") -> Response:
     """Show quota, and the jobs that run and wait."""
-    shown, note, namespaces = [], state.no_cluster, []
+    shown, note, namespaces = [], "", []
     if state.jobs:
         namespace = namespace or state.jobs.namespace or state.jobs.cluster.namespace
         namespaces = sorted({namespace, *(entry.group for entry in state.jobs.all())})
@@ -167,6 +172,7 @@ async def queues(state: StateOf, namespace: str = "") -> Response:
         warning=state.problem if state.jobs else "",
         queues=shown,
         note=note,
+        no_cluster=state.no_cluster,
         namespace=namespace,
         namespaces=namespaces,
         share=_share,

@@ -97,6 +97,7 @@ async def history_page(
     days: Annotated[str, Query(pattern="^([1-9][0-9]{0,3})?$")] = "",
 ) -> Response:
     """Show what jobs used and lost, by group, and the trend by week."""
+    runs = runs or state.jobs is None  # there is nothing else
     note, deleted_sweeps = "", list[sweeps.SweepEntry]()
     last_days = int(days) if days else None
     try:

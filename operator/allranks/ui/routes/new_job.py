@@ -249,7 +249,7 @@ async def editor(
 ) -> Response:
     """Show the template of a framework, or the manifest of another job."""
     if state.jobs is None:
-        return render("new", live="", warning="", note=state.no_cluster)
+        return render("new", live="", warning="", no_cluster=state.no_cluster)
     if not source:
         return await _checked_page(state, namespace, starter(template), template=template)
     entry = await state.find("jobs", namespace or state.jobs.cluster.namespace, source)
@@ -308,7 +308,7 @@ def _page(
         "new",
         live="",
         warning=state.problem,
-        note="",
+        no_cluster="",
         namespace=namespace or (state.jobs and state.jobs.namespace) or "",
         text=text,
         findings=findings,

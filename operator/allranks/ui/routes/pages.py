@@ -116,7 +116,8 @@ async def jobs_of(namespace: str) -> Response:
 @router.get("/runs/{job}")
 async def newest_run(state: StateOf, job: str) -> Response:
     """Lead to the newest run of a job."""
-    names = [entry.name for entry in await state.entries("runs") if entry.group == job]
+    entries = [*await state.entries("runs"), *await state.runs.trials()]
+    names = [entry.name for entry in entries if entry.group == job]
     if not names:
         raise Problem(404, f"there is no run of {job} in {state.runs.root}: allranks runs lists them")
     newest = max(names)
@@ -239,6 +240,8 @@ def _sweep_of(entry: Entry) -> tuple[str, str]:
     if entry.source == "jobs":
         name = (entry.metadata.get("labels") or {}).get(SWEEP_LABEL, "")
         return name, f"/sweeps/jobs/{quote(entry.group, safe='')}/{quote(name, safe='')}" if name else ""
+    if entry.source == "runs" and entry.sweep:
+        return entry.sweep.partition("/")[0], f"/sweeps/runs/{quote(entry.sweep)}"
     owner = owner_sweep(entry) if entry.source == "archive" else None
     if owner is None:
         return "", ""

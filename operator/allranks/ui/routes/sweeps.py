@@ -46,7 +46,8 @@ def row(sweep: SweepEntry, now: datetime) -> tuple[str, tuple[str, ...]]:
     """Return (address, cells) for a table of sweeps."""
     status, metadata = sweep.manifest.get("status") or {}, sweep.metadata
     objective = (sweep.manifest.get("spec") or {}).get("objective") or {}
-    created = age(metadata["creationTimestamp"], now) if metadata.get("creationTimestamp") else ""
+    began = metadata.get("creationTimestamp") or status.get("startTime")
+    created = age(began, now) if began else ""
     best = f"{objective.get('metric', '')} {status['bestSummary']}" if status.get("bestSummary") else ""
     name = f"{sweep.group}/{sweep.name if sweep.source == 'runs' else metadata.get('name')}"
     return f"/sweeps/{sweep.path}", (name, sweep.phase, str(status.get("summary", "")), best, created)
@@ -260,7 +261,7 @@ async def overview(state: StateOf, namespace: str = "") -> Response:
     """Show all sweeps, the newest first."""
     now = state.now()
     existing = []
-    note = state.no_cluster
+    note = ""
     if state.jobs:
         try:
             async with state.reads_large():
@@ -274,6 +275,8 @@ async def overview(state: StateOf, namespace: str = "") -> Response:
         rows=[*existing, *(row(sweep, now) for sweep in await of_machine(state))],
         archive=state.archive,
         note=note,
+        no_cluster=state.no_cluster,
+        root=str(state.runs.root),
     )
 
 
@@ -287,21 +290,31 @@ async def show_sweep(state: StateOf, sweep: SweepOf) -> Response:
         note = str(error)
     return render(
         "sweep",
-        live=stream_address(source=sweep.source, group=sweep.group) if sweep.source == "jobs" else "",
+        live=_changes(sweep),
         warning=state.problem if sweep.source == "jobs" else "",
         sweep=sweep,
         report=await report(state, sweep),
-        address=_trial_address(sweep),
+        address=await _trial_address(state, sweep),
         events=rows,
         events_note=note,
     )
 
 
-def _trial_address(sweep: SweepEntry) -> str:
-    """Return the URL prefix of the pages of trials; empty if trials have no page."""
+def _changes(sweep: SweepEntry) -> str:
+    """Return the address of the changes of the jobs of the trials; empty if nothing changes any more."""
+    if sweep.source == "jobs":
+        return stream_address(source=sweep.source, group=sweep.group)
+    return stream_address(source=sweep.source) if sweep.active else ""
+
+
+async def _trial_address(state: State, sweep: SweepEntry) -> Callable[[str], str]:
+    """Return a function that makes the address of the job of a trial; empty if it has no page."""
     if sweep.source == "archive":
-        return f"/sweeps/{sweep.path}/trials/"
-    return f"/jobs/{quote(sweep.group, safe='')}/" if sweep.source == "jobs" else ""
+        return lambda job: f"/sweeps/{sweep.path}/trials/{quote(job, safe='')}"
+    if sweep.source == "jobs":
+        return lambda job: f"/jobs/{quote(sweep.group, safe='')}/{quote(job, safe='')}" if job else ""
+    paths = {entry.group: f"/{entry.path}" for entry in await state.runs.trials(f"{sweep.group}/{sweep.name}")}
+    return lambda job: paths.get(job, "")
 
 
 @pages.get(ITEM + "/trials/{job}")

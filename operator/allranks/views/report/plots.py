@@ -99,9 +99,9 @@ def curve(
     values = [value for stroke in strokes for _, value in stroke] + ([0.0] if from_zero else [])
     ticks = _ticks(min(values), max(values), logarithmic(values))
     heights = [(1 - (share or 0.0)) * (CURVE - 12) + 6 for share in scaled([*values, *ticks])]
-    for tick, y in zip(ticks, heights[len(values) :], strict=True):
+    for words, y in zip(_tick_labels(ticks), heights[len(values) :], strict=True):
         plot.grid.append((0, y, 1, y))
-        plot.y_labels.append((y + 4, _tick(tick)))
+        plot.y_labels.append((y + 4, words))
     ys = iter(heights)
     plot.strokes = [[(_x(at, seconds), next(ys)) for at, _ in stroke] for stroke in strokes]
     plot.marks = [(_x(at, seconds), text) for at, text in marks]
@@ -125,6 +125,16 @@ def _x(at: float, seconds: float) -> float:
 def _cut(text: str) -> str:
     """Shorten a text. The table beside the plot has all of it."""
     return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+
+
+def _tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Write the labels of the y axis, with more digits if some are the same: `3.901`, `3.9015`."""
+    labels = [_tick(tick) for tick in ticks]
+    for digits in range(5, MOST_CHARACTERS):
+        if len(set(labels)) == len(labels):
+            break
+        labels = [f"{tick:.{digits}g}" for tick in ticks]
+    return labels
 
 
 def _tick(value: float) -> str:
