@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import UTC, datetime, timedelta
 from urllib.parse import urljoin
 
 import pytest
@@ -396,3 +398,77 @@ def test_the_history_is_grouped_as_one_chooses(open_page):
     page.click("text=Show")
     expect(page).to_have_url(re.compile("by=week"))
     expect(page.locator("table").first.locator("tbody th").first).to_contain_text("-W")
+
+
+def stored_values(runs, values: int = 200) -> str:
+    """Two runs with the curves of a training with an evaluation after every tenth step."""
+    for time in ("20260304-101500", "20260304-101600"):
+        folder = a_run(runs, "curves", time, "Succeeded", progress=progress(values))
+        began = datetime.now(UTC) - timedelta(minutes=50)
+        with (folder / "progress.jsonl").open("w") as file:
+            for step in range(1, values + 1):
+                metrics = {"loss": 2 / step, **({"val_loss": 2.2 / step} if step % 10 == 0 else {})}
+                at = (began + timedelta(seconds=2 * step)).isoformat()
+                epoch = {"epoch": step // 10} if step % 10 == 0 else {}
+                file.write(json.dumps({"time": at, "attempt": 0, "step": step, "metrics": metrics, **epoch}) + "\n")
+    return "/compare?job=runs/curves/20260304-101500&job=runs/curves/20260304-101600"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_curves_have_axes_values_zoom_and_scales_and_are_accessible(open_page, runs, scheme):
+    stored_values(runs)
+    for viewport in (DESK, PHONE):
+        page = open_page("/runs/curves/20260304-101500", viewport=viewport, color_scheme=scheme)
+        expect(page.locator(".chart h2")).to_have_text(["loss", "accuracy"])
+        assert findings(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    assert page.locator(".of-metric:visible").count() == 0, "the same curves without a script"
+    chart = page.locator(".chart").first
+    chart.scroll_into_view_if_needed()
+    expect(chart).to_have_attribute("aria-label", "loss by step: loss, val_loss")
+    chart.focus()
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".chart >> nth=0 >> .u-value")).to_have_text(["10", "0.2", "0.22"])
+    if viewport is PHONE and scheme == "light":
+        take_picture(page, "curves")
+    for name, first in (("time", "m"), ("epoch", "1")):
+        page.select_option(".curves select", name)
+        expect(chart).to_have_attribute("aria-label", f"loss by {name}: loss, val_loss")
+        chart.focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(".chart >> nth=0 >> .u-value").first).to_contain_text(first)
+    page.locator(".curves input[type=range]").fill("0.9")
+    expect(chart).to_have_attribute("aria-label", "loss by epoch: loss, smoothed, val_loss, smoothed")
+    page.check(".curves input[type=checkbox]")
+
+
+def test_a_zoom_is_kept_while_the_page_is_updated_and_reset_by_a_button(open_page, api, runs):
+    page = open_page(stored_values(runs))
+    expect(page.locator(".chart h2")).to_have_text(["loss", "accuracy"])
+    over = page.locator(".chart .u-over").first
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+    expect(page.locator(".chart >> nth=0 >> .u-value").first).not_to_be_empty()
+    assert len(page.locator(".chart >> nth=0 >> .u-value").all_inner_texts()) == 5, "step, and two metrics of two runs"
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 50)
+    page.mouse.up()
+    chart = page.locator(".chart").first
+    chart.focus()
+    page.evaluate("document.dispatchEvent(new Event('refreshed'))")
+    page.mouse.move(box["x"] + 2, box["y"] + 50)
+    step = page.locator(".chart >> nth=0 >> .u-value").first
+    page.wait_for_function("() => Number(document.querySelector('.chart .u-value').textContent) > 80")
+    page.click("text=Reset zoom")
+    page.mouse.move(box["x"] + 3, box["y"] + 50)
+    page.wait_for_function("() => Number(document.querySelector('.chart .u-value').textContent) < 20")
+    expect(step).not_to_be_empty()
+
+
+def test_without_a_script_the_page_of_a_run_has_its_curves(open_page, runs):
+    stored_values(runs)
+    page = open_page("/runs/curves/20260304-101500", java_script_enabled=False)
+    assert page.locator(".of-metric svg polyline:visible").count() >= 1
+    assert page.locator("#curves:visible").count() == 0

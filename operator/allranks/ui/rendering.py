@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
@@ -53,6 +54,11 @@ def sign_in_page(problem: ProblemDetails | None, target: str) -> HTMLResponse:
 def stream_address(**query: str) -> str:
     """Return the address of the changes that concern a page."""
     return f"/api/v1/stream?{urlencode({key: value for key, value in query.items() if value})}"
+
+
+def address_of_curves(jobs: Sequence[str]) -> str:
+    """Return the address of the curves of jobs. `jobs`: jobs/NAMESPACE/NAME and so on."""
+    return f"/api/v1/curves?{urlencode([('job', job) for job in jobs])}"
 
 
 async def read_form(request: Request) -> dict[str, str]:

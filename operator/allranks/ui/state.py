@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -19,6 +19,7 @@ from allranks.ui import runs as local_runs
 from allranks.ui.archive import AllowedArchive, ArchivedJobs
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
+from allranks.ui.curves import MOST_POINTS, Curves, curves
 from allranks.ui.entries import Entry, Manifest, Source
 from allranks.ui.logs import FOLLOWED_HERE, LogLine, LogQuery, LogRoom, LogTail, with_replica
 from allranks.ui.problems import Problem
@@ -186,5 +187,18 @@ class State:
         files = RunFiles()
         if entry.directory is not None:
             files = replace(await asyncio.to_thread(read_run_files, entry.directory), logs=())
+        return self._report(entry, files)
+
+    async def curves(self, entries: Sequence[Entry]) -> Curves:
+        """Return all stored values of the metrics of jobs and runs."""
+        return await self.compute(self._curves, entries)
+
+    def _curves(self, entries: Sequence[Entry]) -> Curves:
+        read = [read_run_files(entry.directory, MOST_POINTS) if entry.directory else RunFiles() for entry in entries]
+        reports = [self._report(entry, files) for entry, files in zip(entries, read, strict=True)]
+        names = [f"{entry.group}/{entry.name}" for entry in entries]
+        return curves(names, reports, any(files.thinned for files in read))
+
+    def _report(self, entry: Entry, files: RunFiles) -> Report:
         end = entry.until(entry.status, self.now())
         return build_report(entry.manifest, end, replace(files, active=entry.active))

@@ -1,9 +1,8 @@
-"""Comparison of jobs and runs: their curves in one plot, and the fields in which their manifests differ."""
+"""Comparison of jobs and runs: the curves of their metrics, and the fields in which their manifests differ."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, cast, get_args
 
@@ -12,18 +11,18 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from allranks.archive.store import ArchiveError
+from allranks.ui.curves import Curves
 from allranks.ui.entries import Entry, Manifest, Source, in_order, newest_first
 from allranks.ui.problems import RESPONSES, Problem
-from allranks.ui.rendering import render
+from allranks.ui.rendering import address_of_curves, render
 from allranks.ui.routes.rest import StateOf, as_printed
 from allranks.ui.state import State
 from allranks.views.format import cost as costs
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import elapsed
 from allranks.views.format.json_form import CONFIG
-from allranks.views.report import plots, text
+from allranks.views.report import text
 from allranks.views.report.model import Report
-from allranks.views.report.plots import Plot
 
 api = APIRouter(prefix="/api/v1", responses=RESPONSES)
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -63,36 +62,6 @@ class Comparison(BaseModel):
     reports: list[Report]
 
     model_config = ConfigDict(**CONFIG)
-
-
-def curve(reports: Sequence[Report]) -> tuple[Plot | None, str]:
-    """Return the curves of the metric that most reports have, over the time since the creation, and the metric.
-
-    The kind of a stroke is `line-N` for the job number N.
-    """
-    names = [name for report in reports for name in report.metric_names()]
-    if not names:
-        return None, ""
-    metric = max(dict.fromkeys(names), key=lambda name: (names.count(name), name == reports[0].metric))
-    strokes, kinds = list[list[tuple[float, float]]](), list[str]()
-    for number, report in enumerate(reports):
-        of_job = report.strokes(lambda point: point.metrics.get(metric, math.nan))
-        strokes += of_job
-        kinds += [f"line-{number}"] * len(of_job)
-    longest = max((report.seconds for report in reports), default=0.0)
-    if sum(map(len, strokes)) < 2 or longest <= 0:
-        return None, metric
-    description = "; ".join(
-        f"{report.name}: {_last(report, metric)} after {report.seconds:.0f} s" for report in reports
-    )
-    plot = plots.curve("compare", f"{metric} of {len(reports)} jobs", description, strokes, longest)
-    plot.stroke_kinds = kinds
-    return plot, metric
-
-
-def _last(report: Report, metric: str) -> str:
-    values = [value for point in report.points if math.isfinite(value := point.metrics.get(metric, math.nan))]
-    return progress_text.number(values[-1]) if values else "no values"
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -159,12 +128,16 @@ async def compare(state: StateOf, job: Jobs) -> Response:
     )
 
 
+@api.get("/curves", response_model=Curves, summary="All stored values of the metrics of jobs, for curves")
+async def curves(state: StateOf, job: Jobs) -> Response:
+    return as_printed((await state.curves(await _entries_of(state, job))).model_dump())
+
+
 @pages.get("/compare")
 async def compare_page(state: StateOf, job: Jobs = []) -> Response:  # noqa: B006 (FastAPI copies it)
-    """Show curves of several jobs in one plot, their figures, and the differences of their manifests."""
+    """Show curves of several jobs, one plot for each metric, their figures, and the differences of their manifests."""
     entries = await _entries_of(state, job)
     reports = [await state.report(entry) for entry in entries]
-    plot, metric = curve(reports) if reports else (None, "")
     offered = [*in_order(await state.entries("jobs")), *in_order(await state.entries("runs"))]
     with contextlib.suppress(ArchiveError):  # the others can be compared
         offered += newest_first(await state.entries("archive"))
@@ -175,8 +148,7 @@ async def compare_page(state: StateOf, job: Jobs = []) -> Response:  # noqa: B00
         entries=entries,
         chosen={entry.key for entry in entries},
         offered=offered[:MOST_CHOICES],
-        plot=plot,
-        metric=metric,
+        curves=address_of_curves(job) if any(report.metric_names() for report in reports) else "",
         metrics=[(entry, text.metrics(report)) for entry, report in zip(entries, reports, strict=True)],
         rows=[_figures(entry, report) for entry, report in zip(entries, reports, strict=True)],
         differences=differences([_spec(entry) for entry in entries]),

@@ -25,7 +25,7 @@ from allranks.ui.actions import Action, actions
 from allranks.ui.entries import Entry, in_order, owner_sweep, selection
 from allranks.ui.logs import MOST_LINES, LogQuery, LogTail
 from allranks.ui.problems import Problem
-from allranks.ui.rendering import read_form, render, stream_address
+from allranks.ui.rendering import address_of_curves, read_form, render, stream_address
 from allranks.ui.routes import rest
 from allranks.ui.routes.rest import EntryOf, Item, StateOf
 from allranks.ui.runs import log_file
@@ -152,6 +152,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         "job",
         **about(state, entry, ""),
         report=report,
+        curves=address_of_curves([f"{entry.source}/{entry.group}/{entry.name}"]) if report.metric_names() else "",
         tiles=list(html.tiles(report)),
         sections=[
             *(section for section in html.sections(report) if not section.lines),  # these only in report.html

@@ -20,6 +20,8 @@
   // A page that was closed by the user stays open, also when its new version is closed.
   const keep = {
     beforeAttributeUpdated: (name, node) => !(name === "open" && node.tagName === "DETAILS"),
+    // What another script has drawn stays; that script loads its data again.
+    beforeNodeMorphed: (node) => !(node.dataset && "drawn" in node.dataset),
   };
 
   async function refresh() {
@@ -44,6 +46,7 @@
         document.title = page.title;
         const place = document.getElementById("live");
         Idiomorph.morph(place, found, { morphStyle: "outerHTML", ignoreActiveValue: true, callbacks: keep });
+        document.dispatchEvent(new Event("refreshed"));
         if (!lost) say("");
       } while (again);
     } catch {

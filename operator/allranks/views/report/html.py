@@ -95,6 +95,8 @@ class Section:
     """(address, text)"""
     half: bool = False
     """Whether two of them fit side by side."""
+    of_metric: bool = False
+    """Whether it is the curve of a metric, which the web UI draws with a script."""
     lines: Sequence[tuple[str, str]] = ()
     """(CSS class, line) of a diff, which is folded below `summary`."""
 
@@ -104,14 +106,20 @@ def sections(report: Report, folder: Path | None = None) -> Iterator[Section]:
     yield from _timeline(report)
     yield from _times(report)
     metric = report.metric or "curve"
-    yield from _curve(report, "curve", text.curve_title(report), metric, lambda point: point.value)
+    yield from _curve(report, "curve", text.curve_title(report), metric, lambda point: point.value, of_metric=True)
     unit, rate = report.throughput()
     yield from _curve(report, "rate", f"Throughput in {unit}", unit, rate, from_zero=True)
     others = [name for name in report.metric_names() if name != report.metric]
     for place, name in enumerate(others[:MOST_METRICS]):
         value = partial(_metric, name)
         yield from _curve(
-            report, f"metric-{place}", name + text.scale(map(value, report.points)), name, value, half=True
+            report,
+            f"metric-{place}",
+            name + text.scale(map(value, report.points)),
+            name,
+            value,
+            half=True,
+            of_metric=True,
         )
     if len(others) > MOST_METRICS or (report.progress and report.progress.records):
         yield Section(text.metrics_title(report), table=text.metrics(report))
@@ -265,6 +273,7 @@ def _curve(
     *,
     from_zero: bool = False,
     half: bool = False,
+    of_metric: bool = False,
 ) -> Iterator[Section]:
     strokes = report.strokes(value)
     values = [y for stroke in strokes for _, y in stroke]
@@ -288,6 +297,7 @@ def _curve(
         table=Grid(["Time", "Attempt", "Step", name], rows),
         summary=f"Table: {count}",
         half=half,
+        of_metric=of_metric,
     )
 
 

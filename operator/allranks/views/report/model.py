@@ -63,6 +63,8 @@ class Point:
     """Both rates are missing at the ends of an attempt, where only some ranks ran: they start and end one by one."""
     metrics: Mapping[str, Number]
     """All metrics. A job on a cluster has only the metric of the curve over time."""
+    epoch: int | None = None
+    """Completed epochs, where the program reported them with this point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +357,7 @@ def _points(
             None if partial else sample.samples_per_second,
             None if partial else rate,
             sample.metrics,
+            sample.epoch,
         )
         before = before if continues and rate is None else point
         yield point

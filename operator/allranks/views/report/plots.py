@@ -64,8 +64,6 @@ class Plot:
     bars: list[tuple[str, float, float, float, str]] = field(default_factory=list)
     """(kind, x, y, width, title)"""
     strokes: list[list[tuple[float, float]]] = field(default_factory=list)
-    stroke_kinds: list[str] = field(default_factory=list)
-    """CSS class of each stroke; empty if all are of the same kind."""
     marks: list[tuple[float, str]] = field(default_factory=list)
     """(x, title)"""
 

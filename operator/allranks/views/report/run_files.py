@@ -21,6 +21,8 @@ from allranks.local.run_directories import CODE_FILE, DIFFERENCES_FILE, PROGRESS
 
 MOST_POINTS = 1000
 """More points cannot be distinguished in a plot."""
+MOST_PROGRESS = 64 * 2**20
+"""Characters of progress.jsonl that are read. A run of a month with a few metrics has a few million."""
 MOST_CHARACTERS = 2 * MAX_CHARACTERS
 """Of differences in a file that somebody else may have written."""
 
@@ -34,6 +36,8 @@ class Sample:
     step: int
     samples_per_second: float | None
     metrics: Mapping[str, float]
+    epoch: int | None = None
+    """Completed epochs; None if this line does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +53,37 @@ class RunFiles:
     """Of the code from the commit, as a unified diff."""
     missing: str = ""
     """Why there are none, as a sentence."""
+    thinned: bool = False
+    """Whether there are more samples."""
     active: bool = True
     """Whether something runs the job, if it has not finished."""
 
 
-def read_run_files(directory: Path) -> RunFiles:
-    """Read the files of a run. Missing and damaged ones are left out."""
+def read_run_files(directory: Path, most_points: int = MOST_POINTS) -> RunFiles:
+    """Read the files of a run. Missing and damaged ones are left out, and points beyond about `most_points`."""
     code: Any = {}
     with contextlib.suppress(OSError, ValueError):
         code = json.loads((directory / CODE_FILE).read_text(encoding="utf-8"))
     code = code if isinstance(code, dict) else {}
     run = StoredRun(directory)
+    samples = _all_samples(run)
+    kept = tuple(_thinned(samples, most_points))
     return RunFiles(
-        tuple(_thinned(_all_samples(run))),
+        kept,
         str(code.get("commit") or ""),
         code.get("dirty") is True,
         tuple(sorted((directory / "logs").glob("*.log"))),
         _text(directory / DIFFERENCES_FILE),
+        thinned=len(kept) < len(samples) or _size(directory / PROGRESS_FILE) > MOST_PROGRESS,
         active=run.running,
     )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _text(path: Path) -> str:
@@ -98,12 +114,15 @@ def _united(samples: Sequence[Sample]) -> Sample:
     before."""
     rates = [sample.samples_per_second for sample in samples if sample.samples_per_second is not None]
     metrics = {name: value for sample in samples for name, value in sample.metrics.items()}
-    return replace(samples[-1], samples_per_second=rates[-1] if rates else None, metrics=metrics)
+    epochs = [sample.epoch for sample in samples if sample.epoch is not None]
+    epoch = epochs[-1] if epochs else None
+    return replace(samples[-1], samples_per_second=rates[-1] if rates else None, metrics=metrics, epoch=epoch)
 
 
 def _samples(path: Path) -> Iterator[Sample]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(MOST_PROGRESS).splitlines()
     except OSError:
         return
     for line in lines:
@@ -120,27 +139,28 @@ def _sample(point: Any) -> Sample | None:
         metrics = {str(name): math.nan if value is None else float(value) for name, value in values}
         rate = point.get("samplesPerSecond")
         rate = float(rate) if rate is not None and math.isfinite(rate) else None
-        return Sample(time, int(point["attempt"]), int(point["step"]), rate, metrics) if time.tzinfo else None
+        epoch = None if point.get("epoch") is None else int(point["epoch"])
+        return Sample(time, int(point["attempt"]), int(point["step"]), rate, metrics, epoch) if time.tzinfo else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _thinned(samples: Sequence[Sample]) -> Iterator[Sample]:
+def _thinned(samples: Sequence[Sample], most: int) -> Iterator[Sample]:
     """Yield every n-th point, the last one of each attempt, and all points of metrics that have few."""
-    every = math.ceil(len(samples) / MOST_POINTS)
-    rare = set(_rare(samples)) if every > 1 else set()
+    every = math.ceil(len(samples) / most)
+    rare = set(_rare(samples, most)) if every > 1 else set()
     for place, sample in enumerate(samples):
         ends = place + 1 == len(samples) or samples[place + 1].attempt != sample.attempt
         if place % every == 0 or ends or not rare.isdisjoint(sample.metrics):
             yield sample
 
 
-def _rare(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield the metrics with the fewest points, which together have at most MOST_POINTS."""
+def _rare(samples: Sequence[Sample], most: int) -> Iterator[str]:
+    """Yield the metrics with the fewest points, which together have at most `most`."""
     counts = Counter(name for sample in samples for name in sample.metrics)
     total = 0
     for name, count in sorted(counts.items(), key=itemgetter(1)):
         total += count
-        if total > MOST_POINTS:
+        if total > most:
             return
         yield name
