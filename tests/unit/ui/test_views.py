@@ -80,11 +80,28 @@ def test_differences_are_fields_with_the_names_of_list_items() -> None:
     }
     two = {"framework": "pytorch", "args": ["--lr", 2], "env": [{"name": "B", "value": "2"}], "pool": "h100"}
     assert compare.differences([one, two]) == [
-        ("spec.args", ["--lr 1", "--lr 2"]),
+        ("spec.args --lr", ["1", "2"]),
         ("spec.env[A].name", ["A", ""]),
         ("spec.env[A].value", ["1", ""]),
         ("spec.pool", ["", "h100"]),
     ]
+
+
+def test_each_option_of_the_program_is_a_row_of_a_comparison() -> None:
+    one = {"command": ["torchrun", "--nproc-per-node=2", "train.py", "data", "--lr=0.1", "--amp"], "args": ["-b", "8"]}
+    two = {"command": ["torchrun", "--nproc-per-node=2", "train.py", "data", "--lr", "0.2"], "args": ["-b", "16"]}
+    assert compare.differences([one, two]) == [
+        ("spec.command --lr", ["0.1", "0.2"]),
+        ("spec.command --amp", ["set", ""]),
+        ("spec.args -b", ["8", "16"]),
+    ]
+    launcher = {"command": ["torchrun", "--nproc-per-node=4", "train.py", "data", "--lr", "0.2"], "args": ["-b", "16"]}
+    [(path, values)] = compare.differences([two, launcher])
+    assert (path, values[1]) == ("spec.command", "torchrun --nproc-per-node=4 train.py data")
+    first, second = {"args": ["8", "--lr", "8"]}, {"args": ["9", "--lr", "8"]}
+    assert compare.differences([first, second]) == [("spec.args", ["8", "9"])]
+    twice, other = {"args": ["--x", "1", "--x", "2"]}, {"args": ["--x", "2", "--x", "1"]}
+    assert compare.differences([twice, other]) == [("spec.args", ["--x 1 --x 2", "--x 2 --x 1"])]
 
 
 def test_the_rest_interface_has_nodes_history_and_comparison(server: UiServer, api: JobApi, tmp_path) -> None:

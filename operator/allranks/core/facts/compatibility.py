@@ -309,21 +309,28 @@ def program_arguments(command: Sequence[str]) -> Sequence[str]:
 def options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Yield (name, value) of options, `--name value`, `--name=value` or `-n value`; None for an option without a
     value."""
+    for name, value in parsed(arguments):
+        if name:
+            yield name.lstrip("-"), value
+
+
+def parsed(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield (name with its dashes, value) of options, and ("", word) of other words."""
     index = 0
     while index < len(arguments):
         name, equals, value = arguments[index].partition("=")
-        plain = name.lstrip("-")
         index += 1
-        if not name.startswith("-") or not plain or _NUMBER.fullmatch(name):
+        if not name.startswith("-") or not name.lstrip("-") or _NUMBER.fullmatch(name):
+            yield "", arguments[index - 1]
             continue
         following = arguments[index] if index < len(arguments) else "-"
         if equals:
-            yield plain, value
+            yield name, value
         elif not following.startswith("-") or _NUMBER.fullmatch(following):
             index += 1
-            yield plain, following
+            yield name, following
         else:
-            yield plain, None
+            yield name, None
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:

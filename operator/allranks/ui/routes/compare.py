@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from allranks.archive.store import ArchiveError
+from allranks.core.facts.compatibility import parsed, program_arguments
 from allranks.ui.curves import Curves
 from allranks.ui.entries import Entry, Manifest, Source, in_order, newest_first
 from allranks.ui.problems import RESPONSES, Problem
@@ -65,7 +66,10 @@ class Comparison(BaseModel):
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return (path, its value in each spec) of the fields that differ; empty where a spec does not have the field."""
+    """Return (path, its value in each spec) of the fields that differ; empty where a spec does not have the field.
+
+    Each option in `args` and `command` is a field of its own, as `spec.args --lr`, unless one is given twice.
+    """
     fields = [dict(_fields(spec, "spec")) for spec in specs]
     paths = dict.fromkeys(path for of_spec in fields for path in of_spec)
     rows = [(path, [of_spec.get(path, "") for of_spec in fields]) for path in paths]
@@ -79,9 +83,29 @@ def _fields(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list) and value and any(isinstance(part, Mapping | list) for part in value):
         for key, part in _named(value):
             yield from _fields(part, f"{path}[{key}]")
+    elif isinstance(value, list) and path.endswith((".args", ".command")):
+        yield from _words(list(map(str, value)), path)
     else:
-        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield path, text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
+        yield path, _cut(" ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+def _words(words: Sequence[str], path: str) -> Iterator[tuple[str, str]]:
+    """Yield the options of the program, and the other words as one text."""
+    arguments = program_arguments(words) if path.endswith(".command") else words
+    parts = list(parsed(arguments))
+    names = [name for name, _ in parts if name]
+    if len(set(names)) < len(names):
+        yield path, _cut(" ".join(words))
+        return
+    others = [*words[: len(words) - len(arguments)], *(value or "" for name, value in parts if not name)]
+    yield path, _cut(" ".join(others))
+    for name, value in parts:
+        if name:
+            yield f"{path} {name}", _cut("set" if value is None else value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
 
 
 def _named(items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
