@@ -93,7 +93,7 @@ def served(kubeconfig: Path, runs: Path) -> Iterator[tuple[int, str, str]]:
     assert running.stdout
     try:
         address = urlsplit(running.stdout.readline().split()[-1])
-        yield running.pid, address.netloc, address.query.removeprefix("token=")
+        yield running.pid, f"127.0.0.1:{address.port}", address.query.removeprefix("token=")
     finally:
         running.terminate()
         running.wait(30)
