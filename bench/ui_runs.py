@@ -25,7 +25,8 @@ RUN = "runs/long/20260304-101500"
 
 def write_runs(root: Path, runs: int, points: int) -> None:
     for number in range(runs):
-        a_run(root, f"train-{number % 10}", f"20260304-{number:06}", "Succeeded", progress=progress(1000), times=times())
+        status = {"progress": progress(1000), "times": times()}
+        a_run(root, f"train-{number % 10}", f"20260304-{number:06}", "Succeeded", **status)
     folder = a_run(root, "long", "20260304-101500", "Succeeded", progress=progress(1000))
     began = datetime.now(UTC) - timedelta(hours=1)
     with (folder / "progress.jsonl").open("w") as file:
