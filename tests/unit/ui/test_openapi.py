@@ -54,6 +54,7 @@ def test_it_describes_each_route(document: Schema):
     parts = ("attempts", "ranks", "pods", "events", "report", "report.html", "logs", "stacks")
     assert routes == {
         *(("GET", f"/api/v1/{name}") for name in ("jobs", "runs", "stream", "queues", "nodes", "history", "compare")),
+        ("GET", "/api/v1/curves"),
         ("GET", "/api/v1/archive"),
         ("GET", item),
         ("DELETE", item),
