@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DOCS := build/docs-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check lint generate verify docs docs-serve dist bench recovery golden controlplane images cluster \
+.PHONY: help demo test test-all check lint generate verify docs docs-serve dist bench compare recovery golden controlplane images cluster \
   cluster-down e2e clean
 
 help: ## List the targets
@@ -93,6 +93,9 @@ bench: $(STAMP) ## Measure the core, the operator on a real API server, training
 	@$(BIN)/python bench/reports.py
 	@PATH="$$(tools/frameworks.sh)/bin:$$PATH" $(BIN)/python bench/train.py
 	@PATH="$$(tools/frameworks.sh pytorch)/bin:$$PATH" $(BIN)/python bench/elastic.py
+
+compare: $(STAMP) ## Measure allranks beside Indexed Job and training-operator, into docs/platform/compare.md
+	@$(BIN)/python bench/compare.py $(ARGS)
 
 recovery: $(STAMP) ## Inject faults into real ranks of each framework, and record the results (docs/reference/recovery.md)
 	@PATH="$$(tools/frameworks.sh)/bin:$$PATH" $(BIN)/python tools/recovery.py

@@ -8,8 +8,8 @@ from typing import Any
 Row = Iterable[Any]
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    """One table per measured part."""
+def markdown(found: Mapping[str, Any], judged: bool = True) -> str:
+    """One table per measured part, and the targets."""
     parts = {
         "creation": _creation,
         "apart": _apart,
@@ -21,7 +21,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     }
     texts = [_machines(found)]
     texts += [write(found[name]) for name, write in parts.items() if name in found]
-    texts += [table(["target", "bound", "measured", "reached"], rows)] if (rows := list(targets(found))) else []
+    texts += [table(["target", "bound", "measured", "reached"], rows)] if judged and (rows := list(targets(found))) else []
     return "\n\n".join(texts) + "\n"
 
 
