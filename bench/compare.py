@@ -1,4 +1,4 @@
-"""`make compare`: the time until all pods of jobs exist, under allranks and its peers, into docs/platform/compare.md."""
+"""`make compare`: the time until all pods exist, under allranks and its peers, into docs/platform/compare.md."""
 
 from __future__ import annotations
 

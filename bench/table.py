@@ -21,7 +21,9 @@ def markdown(found: Mapping[str, Any], judged: bool = True) -> str:
     }
     texts = [_machines(found)]
     texts += [write(found[name]) for name, write in parts.items() if name in found]
-    texts += [table(["target", "bound", "measured", "reached"], rows)] if judged and (rows := list(targets(found))) else []
+    texts += (
+        [table(["target", "bound", "measured", "reached"], rows)] if judged and (rows := list(targets(found))) else []
+    )
     return "\n\n".join(texts) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Writes the generated parts of the chart: `tools/chart.py`; `--check` compares, and fails if one is stale.
 
 Sources are crds/ (for the CRD templates), the comments in values.yaml (for the descriptions in values.schema.json and
-the table in README.md) and the version of allranks (for version and appVersion).
+the table in README.md) and the version of allranks (for version and appVersion, and in charts/argo-cd.yaml).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def generated() -> dict[Path, str]:
     files = {CHART / "templates" / f"crd-{source.name}": template(source) for source in crds()}
     files[CHART / "values.schema.json"] = schema((CHART / "values.schema.json").read_text(), values)
     files[CHART / "README.md"] = TABLE.sub(lambda _: table(values), (CHART / "README.md").read_text())
-    files[CHART / "Chart.yaml"] = with_version((CHART / "Chart.yaml").read_text())
+    for path in (CHART / "Chart.yaml", CHART.parent / "argo-cd.yaml"):
+        files[path] = with_version(path.read_text())
     return files
 
 
@@ -132,6 +133,7 @@ def with_version(text: str) -> str:
     source = (ROOT / "operator" / "allranks" / "version.py").read_text()
     version = re.search(r'__version__ = "(.+)"', source)
     assert version, "no version in version.py"
+    text = re.sub(r"^    targetRevision: .*$", f"    targetRevision: {version[1]}", text, flags=re.MULTILINE)
     text = re.sub(r"^version: .*$", f"version: {version[1]}", text, flags=re.MULTILINE)
     return re.sub(r"^appVersion: .*$", f'appVersion: "{version[1]}"', text, flags=re.MULTILINE)
 

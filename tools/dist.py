@@ -15,15 +15,18 @@ from dist.source import ROOT, DistError, head
 EPILOG = """files:
   allranks-VERSION-py3-none-any.whl, allranks-VERSION.tar.gz   the Python package
   allranks-VERSION.tgz                                         the Helm chart
+  allranks-VERSION-kustomize.tar.gz                            the same objects for kubectl apply -k
   allranks-NAME-image-VERSION.tar                              images, for docker load
   allranks-NAME-VERSION.cdx.json                               CycloneDX: the Python packages of the images of allranks
                                                                itself: operator, ui, data and archiver
   allranks-VERSION.provenance.json                             SLSA provenance
+  allranks-VERSION-airgap-MACHINE.tar                          with --bundle: all of it for a network without access
   SHA256SUMS                                                   for sha256sum --check
 
 examples:
   make dist                                     # everything; without images, and a line about it, if none can be built
   make dist ARGS='--images operator'            # with this image, or an error
+  make dist ARGS='--bundle 3.11 3.12'           # and an archive for air-gapped clusters, with wheels for these Pythons
   make dist ARGS='--images none'                # without images: needs no docker, podman or buildah
 """
 IMAGES = ("operator", "ui", "data", "archiver", "pytorch", "tensorflow", "horovod", "jax", "ray", "mpi")
@@ -62,8 +65,11 @@ def build(options: argparse.Namespace) -> int:
             raise DistError(f"no images: {missing}")
         files.python_packages(export, made, source)
         files.chart(export, made, source)
+        files.manifests(export, made, source)
         for name in files.BILLS:
             files.bill_of_materials(name, export, made, source, scratch)
+        if options.bundle:
+            files.bundle(options.bundle, made, source)
         built = [name for name in names if files.archive(made, name, source).exists()]
         provenance.write(made, source, built, options.base)
         files.checksums(made)
@@ -98,6 +104,13 @@ def arguments() -> argparse.Namespace:
         default=files.BASE,
         help="base of the images, best with its digest; `test` is the base that needs no registry, for tests only; "
         "default: %(default)s",
+    )
+    parser.add_argument(
+        "--bundle",
+        nargs="+",
+        metavar="PYTHON",
+        help="write one archive with the images of allranks itself, the chart, the kustomization, and the command line "
+        "with the wheels that it needs in these versions of Python on machines like this one",
     )
     return parser.parse_args()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the packages of a list of tools/packages, for tests: tools/packages.sh trackers|airflow|prefect
+# Installs the packages of a list of tools/packages, for tests: tools/packages.sh trackers|airflow|prefect|installers
 # Prints the path of their virtual environment as the only line on stdout. A second call takes a fraction of a second.
 set -euo pipefail
 cd "$(dirname "$0")/.."

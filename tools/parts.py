@@ -175,7 +175,10 @@ NIGHT = (
         55,
         "every training program and example, faults of every kind in each framework, building Horovod",
         [pytest("frameworks-all", "-m", "slow", *TWO_AT_A_TIME)],
-        prepares=("system-packages.sh horovod", FRAMEWORKS, "packages.sh trackers", "controlplane.sh", *HELM),
+        prepares=(
+            *("system-packages.sh horovod", FRAMEWORKS, "packages.sh trackers", "packages.sh installers"),
+            *("controlplane.sh", *HELM),
+        ),
     ),
     Part(
         "apiserver-all",

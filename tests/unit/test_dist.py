@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 WHEEL = f"allranks-{__version__}-py3-none-any.whl"
 CHART = f"allranks-{__version__}.tgz"
 PROVENANCE = f"allranks-{__version__}.provenance.json"
+MANIFESTS = f"allranks-{__version__}-kustomize.tar.gz"
 SDIST = f"allranks-{__version__}.tar.gz"
 BILLS = {image: f"allranks-{image}-{__version__}.cdx.json" for image in ("operator", "ui", "data", "archiver")}
 
@@ -88,6 +89,7 @@ folder, found = pathlib.Path(sys.argv[1]), source.head()
 found.export(folder / "allranks")
 files.python_packages(folder / "allranks", folder, found)
 files.chart(folder / "allranks", folder, found)
+files.manifests(folder / "allranks", folder, found)
 """
     made = []
     for name, umask, zone in (("a", 0o022, "UTC"), ("b", 0o077, "Asia/Tokyo")):
@@ -96,7 +98,7 @@ files.chart(folder / "allranks", folder, found)
         command = [sys.executable, "-c", program, str(folder)]
         subprocess.run(command, cwd=ROOT, env=os.environ | {"TZ": zone}, umask=umask, check=True, timeout=900)
         made.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
-    assert set(made[0]) == {WHEEL, SDIST, CHART}
+    assert set(made[0]) == {WHEEL, SDIST, CHART, MANIFESTS}
     assert made[0] == made[1]
 
 
@@ -124,7 +126,15 @@ def test_two_builds_of_a_commit_are_the_same(made, tmp_path):
 
 @nightly
 def test_the_files_of_a_release(made):
-    assert {path.name for path in made.iterdir()} == {WHEEL, SDIST, CHART, PROVENANCE, *BILLS.values(), "SHA256SUMS"}
+    assert {path.name for path in made.iterdir()} == {
+        WHEEL,
+        SDIST,
+        CHART,
+        MANIFESTS,
+        PROVENANCE,
+        *BILLS.values(),
+        "SHA256SUMS",
+    }
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=made, check=True, timeout=300)
     listed = {line.split()[1] for line in (made / "SHA256SUMS").read_text().splitlines()}
     assert listed == {path.name for path in made.iterdir()} - {"SHA256SUMS"}
@@ -183,11 +193,11 @@ def test_a_base_of_the_images_without_a_digest_is_reported(tmp_path, monkeypatch
             files.archive(out, name, source).touch()
         return ""
 
-    for name in ("python_packages", "chart", "bill_of_materials", "checksums"):
+    for name in ("python_packages", "chart", "manifests", "bill_of_materials", "checksums"):
         monkeypatch.setattr(files, name, lambda *arguments: None)
     monkeypatch.setattr(files, "images", images)
     monkeypatch.setattr(program.provenance, "write", lambda *arguments: None)
-    assert program.build(argparse.Namespace(out=tmp_path / "dist", images=["operator"], base=base)) == 0
+    assert program.build(argparse.Namespace(out=tmp_path / "dist", images=["operator"], base=base, bundle=None)) == 0
     assert (f"the base {base} has no digest" in capsys.readouterr().err) == warned
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from dist.source import ROOT, DistError, Source
 
@@ -18,6 +22,9 @@ BILLS = ("operator", "ui", "data", "archiver")
 """Images of allranks itself, whose Python packages are described."""
 SUMS = "SHA256SUMS"
 BASE = "python:3.12-slim-bookworm"
+EXTRAS = "cli,python,ui"
+"""What the command line of a bundle can do."""
+NAMESPACE = "allranks-system"
 
 
 def python_packages(export: Path, out: Path, source: Source) -> None:
@@ -29,6 +36,57 @@ def chart(export: Path, out: Path, source: Source) -> None:
     """The chart as an archive, for `helm install` and `helm push`."""
     helm = Path(run([ROOT / "tools" / "helm.sh"], source).strip()) / "helm"
     run([helm, "package", export / "charts" / "allranks", "--destination", out], source)
+
+
+def manifests(export: Path, out: Path, source: Source) -> None:
+    """A kustomization of the objects that the chart renders from its default values, for `kubectl apply -k`."""
+    helm = Path(run([ROOT / "tools" / "helm.sh"], source).strip()) / "helm"
+    folder = out / f"allranks-{source.version}-kustomize"
+    folder.mkdir()
+    shutil.copy(export / "tools" / "dist" / "kustomization.yaml", folder)
+    namespace = f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n"
+    command = [helm, "template", "allranks", export / "charts" / "allranks", "--namespace", NAMESPACE, "--no-hooks"]
+    (folder / "objects.yaml").write_text(namespace + run(command, source))
+    with (
+        (out / f"{folder.name}.tar.gz").open("wb") as file,
+        gzip.GzipFile("", "wb", mtime=int(source.epoch), fileobj=file) as packed,
+    ):
+        pack(folder, packed, source)
+    shutil.rmtree(folder)
+
+
+def bundle(pythons: Sequence[str], out: Path, source: Source) -> None:
+    """All that an air-gapped installation needs, in one archive. The wheels are the newest that the index has."""
+    folder = out / f"allranks-{source.version}-airgap-{platform.machine()}"
+    wheels = folder / "wheels"
+    wheels.mkdir(parents=True)
+    for pattern in ("*.whl", "*.tgz", "*-kustomize.tar.gz"):
+        for path in out.glob(pattern):
+            os.link(path, (wheels if path.suffix == ".whl" else folder) / path.name)
+    for path in filter(Path.exists, (archive(out, name, source) for name in BILLS)):
+        os.link(path, folder / path.name)
+    [wheel] = wheels.iterdir()
+    for python in pythons:
+        options = ["--only-binary", ":all:", "--python-version", python, "--dest", wheels]
+        pip(Path(sys.executable), "download", *options, f"{wheel}[{EXTRAS}]")
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    (folder / SUMS).write_text("".join(f"{digest(folder / path)}  {path}\n" for path in files))
+    with out.joinpath(f"{folder.name}.tar").open("wb") as file:
+        pack(folder, file, source)
+    shutil.rmtree(folder)
+
+
+def pack(folder: Path, file: IO[bytes], source: Source) -> None:
+    """Writes a tar archive of a folder, with the time of the commit and without the user."""
+
+    def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mtime, member.uid, member.gid, member.uname, member.gname = int(source.epoch), 0, 0, "", ""
+        member.mode = 0o755 if member.isdir() else 0o644
+        return member
+
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for path in (folder, *sorted(folder.rglob("*"))):
+            tar.add(path, path.relative_to(folder.parent), recursive=False, filter=anonymous)
 
 
 def bill_of_materials(image: str, export: Path, out: Path, source: Source, scratch: Path) -> None:

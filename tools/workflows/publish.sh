@@ -9,4 +9,4 @@ python3 tools/release_notes.py >dist/notes.md
 gh release create "v$version" --verify-tag --title "allranks $version" --notes-file dist/notes.md dist/files-amd64/*
 python3 -m venv build/upload
 build/upload/bin/pip install --quiet --require-hashes --only-binary :all: --requirement tools/dist/upload-requirements.txt
-exec build/upload/bin/uv publish --trusted-publishing always dist/files-amd64/*.{whl,tar.gz}
+exec build/upload/bin/uv publish --trusted-publishing always "dist/files-amd64/allranks-$version"{-py3-none-any.whl,.tar.gz}
