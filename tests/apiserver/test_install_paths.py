@@ -1,4 +1,4 @@
-"""Without `helm install`: the kustomization of a release, the Application of Argo CD, the plugin of kubectl."""
+"""Check installation without Helm: the kustomization of a release, the Application of Argo CD, the plugin of kubectl."""
 
 from __future__ import annotations
 
