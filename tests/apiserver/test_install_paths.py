@@ -1,4 +1,4 @@
-"""Check installation without Helm: the kustomization of a release, the Application of Argo CD, the plugin of kubectl."""
+"""Install without Helm: the kustomization of a release, the Application of Argo CD, the plugin of kubectl."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import yaml
 from support.controlplane import ControlPlane
 from support.helm import CHART, ROOT, Helm, built
 from support.live import wait_until_served
+
+pytestmark = pytest.mark.nightly
 
 REGISTRY = "registry.example.com/me/operator"
 

@@ -49,12 +49,9 @@ files.bundle([version], folder, source)
 
 @pytest.fixture(scope="module")
 def index(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a package index of the wheels of the bundle, and of the pip that pipx wants."""
+    """The address of a package index with the wheels of the bundle."""
     root = tmp_path_factory.mktemp("index")
-    wheels = [*(bundle / "wheels").iterdir()]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(root), "pip"]
-    subprocess.run(command, check=True, timeout=300, env=environment.USERS)
-    for wheel in (*wheels, *root.glob("pip-*.whl")):
+    for wheel in (bundle / "wheels").iterdir():
         project = root / "simple" / wheel.name.partition("-")[0].lower().replace("_", "-").replace(".", "-")
         project.mkdir(parents=True, exist_ok=True)
         (project / wheel.name).write_bytes(wheel.read_bytes())
@@ -125,7 +122,7 @@ def test_uv_installs_it_as_a_tool_from_an_index(index, tmp_path):
 def test_pipx_installs_it_from_an_index(index, tmp_path):
     pipx = tools.built("packages.sh", "installers") / "bin" / "pipx"
     places = {"PIPX_HOME": str(tmp_path / "home"), "PIPX_BIN_DIR": str(tmp_path / "bin"), "HOME": str(tmp_path)}
-    run(pipx, "install", "--python", sys.executable, "allranks[cli]", PIP_INDEX_URL=index, **places)
+    run(pipx, "install", "--python", sys.executable, "--index-url", index, "allranks[cli]", **places)
     assert {path.name for path in (tmp_path / "bin").iterdir()} == {"allranks", "kubectl-allranks"}
     assert works(tmp_path / "bin", tmp_path) == "pipx install --force 'allranks[cli,ui]'"
 
