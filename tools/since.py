@@ -77,7 +77,7 @@ AREAS: Sequence[tuple[str, str]] = (
     ("tools/image*", "tests/unit/images nodes"),
     ("tools/e2e*", "pods"),
     ("tools/traces.py", "traces"),
-    ("tools/dist*", "apiserver-all"),
+    ("tools/dist/*.yaml", "apiserver-all"),
     ("tools/*", "tests/unit/tools tests/unit/docs tests/unit/frameworks tests/unit/images tests/unit/chart"),
     ("tests/conftest.py", f"{EVERYTHING} traces"),
     ("tests/support/environment.py", f"{EVERYTHING} traces"),
