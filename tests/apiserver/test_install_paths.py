@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from support import environment
 from support.controlplane import ControlPlane
 from support.helm import CHART, ROOT, Helm, built
 from support.live import wait_until_served
@@ -42,7 +43,7 @@ from dist import files, source
 files.manifests(source.ROOT, pathlib.Path(sys.argv[1]), source.head())
 """
     place = tmp_path_factory.mktemp("kustomize")
-    subprocess.run([sys.executable, "-c", program, place], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", program, place], cwd=ROOT, env=environment.USERS, check=True, timeout=300)
     [archive] = place.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(place, filter="data")
