@@ -433,7 +433,8 @@ def _images(specs: Iterable[Manifest], nodes: Sequence[Node]) -> Iterable[Image]
 
 def _size_on(node: Node, image: str) -> int | None:
     """Return the size of an image on a node. Kubelets write names with their registry."""
-    full = image if ":" in image.rpartition("/")[2] or "@" in image else f"{image}:latest"
+    tagged = ":" in image.rpartition("/")[2] or "@" in image
+    full = image if tagged else ":".join((image, "latest"))
     return next((size for name, size in node.images.items() if name == full or name.endswith(f"/{full}")), None)
 
 
