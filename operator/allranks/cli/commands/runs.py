@@ -64,11 +64,11 @@ def runs(ctx: click.Context, root: Path | None, output: str | None, trials: bool
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Print JSON.")
 @click.option("--trials", is_flag=True, help="Also list the trials of sweeps. JSON always has them.")
 def list_(root: Path, output: str | None, trials: bool) -> None:
-    """List the stored runs and sweeps, by name, the oldest first. TRIALS: the ended trials of a sweep, of all."""
+    """List the stored runs and sweeps, the newest first. TRIALS: the ended trials of a sweep, of all."""
     from allranks.local.sweep_files import StoredSweep, list_stored
     from allranks.views.format.table import Table
 
-    stored = list_stored(root)
+    stored = sorted(list_stored(root), key=lambda run: run.directory.name, reverse=True)
     if output:
         click.echo(json.dumps([_as_json(run) for run in stored], indent=2))
         return
