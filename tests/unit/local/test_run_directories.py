@@ -46,16 +46,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_the_list_has_every_run(here):
+def test_the_list_has_every_run_the_newest_first(here):
     stored(here, "a/20260304-101500")
     stored(here, "a/20260304-101600", "Failed")
     stored(here, "b/20260304-101700", "Running")
     lines = runs().stdout.splitlines()
     assert lines[0].split() == ["RUN", "PHASE", "AGE", "DURATION", "SIZE"]
     assert [line.split()[:2] for line in lines[1:]] == [
-        ["a/20260304-101500", "Succeeded"],
-        ["a/20260304-101600", "Failed"],
         ["b/20260304-101700", "Interrupted"],
+        ["a/20260304-101600", "Failed"],
+        ["a/20260304-101500", "Succeeded"],
     ]
     assert runs("-o", "json").stdout == runs("list", "-o", "json").stdout
     done = runs("-o", "json", "rm", "a")
