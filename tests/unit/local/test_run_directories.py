@@ -61,7 +61,7 @@ def test_the_list_has_every_run_the_newest_first(here):
     done = runs("-o", "json", "rm", "a")
     assert (done.exit_code, "put --output after rm" in done.stderr) == (2, True)
     assert [run["phase"] for run in json.loads(runs("list", "-o", "json").stdout)] == [
-        *("Succeeded", "Failed", "Interrupted")
+        *("Interrupted", "Failed", "Succeeded")
     ]
 
 
