@@ -26,6 +26,12 @@ def guard_output() -> None:
             setattr(sys, name, cast("TextIO", _GuardedStream(stream)))
 
 
+def unguard_output() -> None:
+    """Restore sys.stdout for a protocol, which a program reads."""
+    if isinstance(sys.stdout, _GuardedStream):
+        sys.stdout = sys.stdout.stream
+
+
 def use_colour(stream: TextIO) -> bool:
     """Return whether text on this stream may have colours: on a terminal that has them, without NO_COLOR.
 

@@ -12,6 +12,7 @@ from allranks.cli.options import FAILED, cluster_options, print_error, root_opti
 from allranks.errors import AllranksError
 from allranks.extras import install_command
 from allranks.kube.cluster import Where
+from allranks.views.safe_output import unguard_output
 
 
 @click.command(
@@ -45,5 +46,5 @@ def mcp(where: Where, changes: bool, all_namespaces: bool, archive: str | None, 
     except AllranksError as error:
         print_error(error)
         sys.exit(FAILED)
-    sys.stdout = sys.__stdout__  # the protocol, which is no text for a terminal
+    unguard_output()
     served.run()
