@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ from allranks.ui import curves, state
 from support.ui_samples import HOSTILE, a_run, progress
 from support.ui_server import UiServer
 
-BEGAN = datetime.now(UTC) - timedelta(minutes=50)
+BEGAN = datetime.now(UTC)
 RUN = "runs/digits/20260304-101500"
+
+
+@pytest.fixture(autouse=True)
+def _began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run began an hour before the test, which may be long after the import of this file."""
+    monkeypatch.setattr(sys.modules[__name__], "BEGAN", datetime.now(UTC) - timedelta(minutes=50))
 
 
 def line(at: float, step: int, attempt: int = 0, **more: Any) -> str:
