@@ -9,6 +9,7 @@ from allranks.version import __version__
 __all__ = ["__version__"]
 
 _LAZY = {
+    "history": "allranks.sdk.history",
     "run": "allranks.sdk.run",
     "submit": "allranks.sdk.submit",
     **dict.fromkeys(("Job", "job", "jobs"), "allranks.sdk.job"),

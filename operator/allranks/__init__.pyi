@@ -8,6 +8,7 @@ from allranks.errors import JobDeleted as JobDeleted
 from allranks.errors import RankFailed as RankFailed
 from allranks.errors import ResultError as ResultError
 from allranks.errors import WaitTimeout as WaitTimeout
+from allranks.sdk.history import history as history
 from allranks.sdk.job import Job as Job
 from allranks.sdk.job import job as job
 from allranks.sdk.job import jobs as jobs

@@ -13,7 +13,21 @@ from typing import Literal
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-Extra = Literal["archive", "az", "cli", "data", "gs", "login", "mcp", "operator", "python", "sweeps", "ui", "watch"]
+Extra = Literal[
+    "archive",
+    "az",
+    "cli",
+    "data",
+    "gs",
+    "login",
+    "mcp",
+    "operator",
+    "python",
+    "sweeps",
+    "tensorboard",
+    "ui",
+    "watch",
+]
 
 TOOLS = {"uv-receipt.toml": "uv tool install --force", "pipx_metadata.json": "pipx install --force"}
 """File that a tool leaves in an environment of its own -> its command. Such an environment may have no pip."""
@@ -26,7 +40,7 @@ def install_command(extra: Extra) -> str:
 
 
 def _requirement(extra: str) -> str:
-    if extra in ("az", "data", "gs", "login", "mcp", "python", "sweeps", "ui", "watch"):
+    if extra in ("az", "data", "gs", "login", "mcp", "python", "sweeps", "tensorboard", "ui", "watch"):
         extra = f"cli,{extra}"  # the tools above install no other extra than the named ones
     try:
         recorded = metadata.distribution("allranks").read_text("direct_url.json")

@@ -25,11 +25,13 @@ from allranks.kube.job_codec import status_of
 from allranks.kube.paths import job_path
 from allranks.kube.pod_logs import Line, LogOptions
 from allranks.sdk import background, notebook, results
+from allranks.sdk.history import table
 from allranks.sdk.logs import LogLine, log_lines
 from allranks.sdk.run_view import ClusterJobView
 from allranks.sdk.trust import Trust
 from allranks.views.format.events import EventGroup, group_events
 from allranks.views.report.forms import SUFFIXES, rendered
+from allranks.views.report.history import of_job
 from allranks.views.report.run_files import RunFiles
 
 T = TypeVar("T")
@@ -166,6 +168,11 @@ class Job:
         """Return the one-page report: attempts, progress, lost time, outcome. `str()` is its text."""
         differences = self._run(read_differences)
         return Report(self._manifest, datetime.now(UTC), differences)
+
+    def history(self) -> Any:
+        """Return the values of metrics that the status has, in the form of `allranks.history`: 64 points of the main
+        metric, and the first, lowest, highest and last value of each one."""
+        return table(of_job(self._refresh()))
 
     def __repr__(self) -> str:
         return f"<allranks job {self.namespace}/{self.name}: {status_of(self._manifest).phase}>"

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -69,6 +70,14 @@ writer.add_text("configuration", "the same")
 for step in steps():
     writer.add_scalar("loss", 100 * attempt + step, step)
 writer.close()
+"""
+RECORD = """
+from allranks.report import finish
+
+complete = lambda: finish(10)
+for step in steps():
+    if rank == 0:
+        report(step=step, loss=100 * attempt + step, accuracy=step / 4 if step != 4 else float("nan"))
 """
 WANDB = """
 import wandb
@@ -209,6 +218,52 @@ print(json.dumps([(item.step, item.value) for item in events.Scalars("loss")]))
         folder = tmp_path / "store" / f"tensorboard-{rank}"
         done = subprocess.run([python, "-c", script, folder], capture_output=True, text=True, check=True, timeout=120)
         assert json.loads(done.stdout) == [[step, step + 100 * (step > 8)] for step in range(1, 13)]
+
+
+def test_the_record_of_metrics_is_read_with_pandas_and_tensorboard(run_program, trackers: Path, tmp_path: Path) -> None:
+    """Show the same values in both, of a run whose program has no writer."""
+    run_program(trackers / "bin" / "python", RECORD)
+    run, events, table = tmp_path / "job-0" / "run", tmp_path / "events", tmp_path / "values.csv"
+    packages = next((trackers / "lib").glob("python*/site-packages"))
+    script = f"""
+import json, math, site, sys
+site.addsitedir({str(packages)!r})
+import allranks, pandas
+from allranks.cli.main import cli
+run, events, table = sys.argv[1:]
+values = allranks.history(run)
+for words in (["--tensorboard", events], ["-o", table]):
+    cli(["report", "--run-dir", run, *words], standalone_mode=False)
+written = pandas.read_csv(table, parse_dates=["time"])
+assert (written.value.fillna(-1) == values.value.fillna(-1)).all() and (written.time == values.time).all()
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+shown = EventAccumulator(events)
+shown.Reload()
+losses = values[(values.metric == "loss") & ~values.repeated]
+print(json.dumps({{
+    "types": {{name: str(kind) for name, kind in values.dtypes.items()}},
+    "repeated": values[values.repeated].groupby("metric").step.apply(list).to_dict(),
+    "loss": list(losses.set_index("step").value.items()),
+    "tags": sorted(shown.Tags()["scalars"]),
+    "shown": [(item.step, item.value) for item in shown.Scalars("loss")],
+    "late": max(abs(a.wall_time - b.timestamp()) for a, b in zip(
+        shown.Scalars("loss"), losses.time, strict=True)),
+    "accuracy": [(item.step, None if math.isnan(item.value) else item.value) for item in shown.Scalars("accuracy")],
+}}))
+"""
+    command = [sys.executable, "-c", script, run, events, table]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"TZ": "Asia/Tokyo"})
+    assert done.returncode == 0, done.stderr
+    assert "without 6 of repeated steps" in done.stderr
+    read = json.loads(done.stdout)
+    assert read["types"].pop("time").endswith(", UTC]")
+    types = {"step": "int64", "attempt": "Int64", "metric": "str", "value": "float64", "repeated": "boolean"}
+    assert read["types"] == types
+    assert read["repeated"] == {"accuracy": [6, 7, 8], "loss": [6, 7, 8]}
+    assert read["loss"] == read["shown"] == [[step, step + 100 * (step > 8)] for step in range(1, 13)]
+    assert read["tags"] == ["accuracy", "loss"]
+    assert read["late"] < 0.001
+    assert read["accuracy"] == [[step, step / 4 if step != 4 else None] for step in range(1, 13)]
 
 
 def test_weights_and_biases_has_one_run_for_each_rank_in_one_group(run_program, trackers: Path, tmp_path: Path) -> None:

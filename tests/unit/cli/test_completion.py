@@ -78,7 +78,7 @@ def test_files_are_completed_by_the_shell(line):
 
 
 def test_a_format_or_a_file_is_completed():
-    assert complete("report -o ") == ["text", "html", "json", "diff"]
+    assert complete("report -o ") == ["text", "html", "json", "diff", "csv"]
     assert complete("report -o ht") == ["html"]
     assert complete("report -o ./") == ["<files>"]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from support import reported
 from support.builders import table
 from support.reported import at
 from support.some_api import SomeApi
+from support.sweep_samples import a_sweep
 
 FINISHED = """\
 penguins Succeeded in 15:00 (4 pods, 2 restarts)
@@ -438,6 +441,43 @@ def test_html_of_a_local_run_has_a_plot_of_each_metric_and_links_to_the_logs(run
     assert addresses == [path.as_uri() for path in sorted((run_dir / "logs").iterdir())]
 
 
+def test_the_record_of_metrics_is_a_table_with_all_values(run_dir):
+    result = allranks("--run-dir", "runs/penguins", "-o", "csv")
+    header, *rows = [row.split(",") for row in result.stdout.splitlines()]
+    assert header == ["step", "time", "attempt", "metric", "value", "repeated"]
+    assert len(rows) == 600
+    assert rows[4] == ["1", "2026-03-04T10:00:31Z", "0", "loss", "4.98", "false"]
+    assert allranks("--run-dir", str(run_dir), "-o", "values.csv").stderr == "wrote values.csv\n"
+    assert Path("values.csv").read_text() == result.stdout
+    of_status = allranks("-f", str(run_dir / "job.json"), "-o", "csv").stdout.splitlines()
+    assert of_status[0] == result.stdout.splitlines()[0]
+    assert {row.split(",")[3] for row in of_status[1:]} == {"loss"}
+
+
+def test_event_files_need_a_package_and_no_other_output(run_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    missing = allranks("--run-dir", str(run_dir), "--tensorboard", "events")
+    assert missing.exit_code == 1
+    assert "the Python package tensorboardX, which is not installed: " in missing.stderr
+    assert "tensorboard]" in missing.stderr
+    assert not Path("events").exists()
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=None))
+    Path("events").mkdir()
+    Path("events/events.out.tfevents.1.host").touch()
+    again = allranks("--run-dir", str(run_dir), "--tensorboard", "events")
+    assert (again.exit_code, again.stderr.startswith("error: events has event files already")) == (1, True)
+    both = allranks("--run-dir", str(run_dir), "--tensorboard", "events", "-o", "json")
+    assert (both.exit_code, both.stderr.splitlines()[-1]) == (2, "Error: specify either -o or --tensorboard, not both.")
+
+
+@pytest.mark.parametrize("words", [("-o", "csv"), ("--tensorboard", "events")])
+def test_a_sweep_has_no_record_of_metrics(tmp_path, words):
+    (tmp_path / "sweep.json").write_text(json.dumps(a_sweep()))
+    result = allranks("-f", str(tmp_path / "sweep.json"), *words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "a sweep has no record of metrics of its own: name one of its trials" in result.stderr
+
+
 def test_many_points_are_thinned_but_not_the_end_of_an_attempt(tmp_path):
     lines = [
         {"time": reported.stamp(30 + n), "attempt": n // 2500, "step": n, "metrics": {"loss": float(n)}}
@@ -609,9 +649,9 @@ def test_output_is_a_format_or_a_file_in_the_format_of_its_suffix(tmp_path, monk
     (
         "an unknown suffix",
         ["-o", "a.pdf"],
-        "a.pdf: specify text, html, json or diff, or a file whose name ends in .txt",
+        "a.pdf: specify text, html, json, diff or csv, or a file whose name ends in .txt",
     ),
-    ("no suffix", ["-o", "htlm"], "htlm: specify text, html, json or diff, or a file"),
+    ("no suffix", ["-o", "htlm"], "htlm: specify text, html, json, diff or csv, or a file"),
     ("two formats", ["-o", "html", "-o", "json"], "html, json: specify one format and one file at most."),
     ("two files", ["-o", "a.html", "-o", "b.html"], "a.html, b.html: specify one format and one file at most."),
 )

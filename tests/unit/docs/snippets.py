@@ -53,6 +53,7 @@ SNIPPETS = [
     Snippet("jobs = [allranks.submit(train, rate, ranks=4", elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet('job = allranks.job("train-x7k2p")', elsewhere="tests/apiserver/test_python_interface.py"),
     Snippet('allranks.job("penguins").restart(code=".")', elsewhere="tests/apiserver/test_dev_cluster.py"),
+    Snippet('values = allranks.history("penguins")', elsewhere="tests/frameworks/examples/test_trackers.py"),
     Snippet("except allranks.RankFailed as error:", elsewhere="tests/frameworks/test_sdk.py"),
     Snippet(
         'fsspec.url_to_fs(os.environ["ALLRANKS_INPUT_DATA"])',

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import pty
 import signal
@@ -24,6 +25,7 @@ import yaml
 from allranks.cli.live import session
 from allranks.core.facts import rank_reports
 from allranks.local import run_directories
+from allranks.sdk.history import history
 from allranks.views.report import text
 from allranks.views.report.model import build_report
 from allranks.views.report.run_files import read_run_files
@@ -334,6 +336,39 @@ for step in range(1, 61):
     accurate = [sample for sample in read_run_files(directory).samples if "accuracy" in sample.metrics]
     samples = [(sample.step, sample.metrics["accuracy"]) for sample in accurate]
     assert samples == [(10, 0.5), (20, 0.99), (30, 0.6), (40, 0.2), (50, 0.2), (60, 0.1)]
+
+
+def test_the_record_of_metrics_marks_the_steps_that_are_repeated_after_a_restart(cli: Cli, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    program = """
+import os, signal
+from allranks.report import finish, report
+attempt = int(os.environ["ALLRANKS_ATTEMPT"])
+for step in range(4 if attempt else 1, 9):  # from the checkpoint of step 3
+    report(step=step, total_steps=8, loss=10 * attempt + 1 / step)
+    if step % 2 == 0:
+        report(step=step, accuracy=step / 8 if step < 8 else float("inf"))
+    if step == 6 and not attempt:
+        finish(10)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    cli.job(sys.executable, "-c", program, roles={"worker": {}}, framework="spmd", restart={"maxRestarts": 1})
+    done = cli.run()
+    assert done.returncode == 0, done.stdout
+    values = history("job", root=cli.directory / "runs")
+    assert values == history(cli.directory / "runs" / "job")
+    columns = [(value.attempt, value.step, value.repeated) for value in values if value.metric == "loss"]
+    first, second = [(0, step, False) for step in range(1, 7)], [(1, step, step <= 6) for step in range(4, 9)]
+    assert columns == [*first, *second]
+    losses = {value.step: value.value for value in values if value.metric == "loss" and not value.repeated}
+    assert losses == pytest.approx({step: 1 / step + 10 * (step > 6) for step in range(1, 9)})
+    accuracies = [(value.step, value.value, value.repeated) for value in values if value.metric == "accuracy"]
+    assert accuracies[:-1] == [(2, 0.25, False), (4, 0.5, False), (6, 0.75, False), (4, 0.5, True), (6, 0.75, True)]
+    step, last, repeated = accuracies[-1]
+    assert (step, math.isnan(last), repeated) == (8, True, False)
+    times = [value.time for value in values if value.time]
+    assert len(times) == len(values)
+    assert times == sorted(times)
 
 
 def test_a_failure_after_a_reported_step_is_restarted(cli: Cli) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import sys
@@ -19,12 +20,18 @@ from allranks.cli.completers import complete_files, complete_jobs_and_runs
 from allranks.cli.options import FAILED, OK, cluster_options, name_callback, print_error, run_on_cluster
 from allranks.errors import AllranksError
 from allranks.kube.cluster import Cluster, Manifest, Where
-from allranks.local.run_directories import LATEST, RUN_FILE
+from allranks.local.run_directories import LATEST, RUN_FILE, StoredRun
 from allranks.views.report.forms import FORMS, SUFFIXES, WIDTH, rendered
 
 if TYPE_CHECKING:
+    from allranks.views.report.history import MetricValue
     from allranks.views.report.run_files import RunFiles
     from allranks.views.report.sweep_cost import TrialJobs
+
+
+CSV, TENSORBOARD = "csv", "tensorboard"
+"""Forms of the record of metrics, instead of a report."""
+PRINTED = (*FORMS, CSV)
 
 
 class Output(NamedTuple):
@@ -32,11 +39,19 @@ class Output(NamedTuple):
 
     form: str = "text"
     file: Path | None = None
-    """None: stdout."""
+    """None: stdout. With TENSORBOARD, a directory."""
 
 
-def output_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option(
+def output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add -o and --tensorboard to `command(output, **options)`."""
+
+    @click.option(
+        "--tensorboard",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Write the record of metrics as event files of TensorBoard into DIR, instead of a report.",
+    )
+    @click.option(
         "-o",
         "--output",
         multiple=True,
@@ -44,27 +59,35 @@ def output_option(command: Callable[..., None]) -> Callable[..., None]:
         callback=lambda _context, _parameter, values: parse_output(values),
         shell_complete=_complete_output,
         help="Print text, html or json, or write FILE in the format of its suffix: .txt, .html, .json. diff, or .diff: "
-        "only what the code differs from its commit in. [default: text]",
-    )(command)
+        "only what the code differs from its commit in. csv, or .csv: the record of metrics. [default: text]",
+    )
+    @functools.wraps(command)
+    def run(output: Output, tensorboard: Path | None, **options: Any) -> None:
+        if tensorboard and output != Output():
+            raise click.UsageError("specify either -o or --tensorboard, not both.")
+        command(output=Output(TENSORBOARD, tensorboard) if tensorboard else output, **options)
+
+    return run
 
 
 def _complete_output(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    forms = [CompletionItem(form) for form in FORMS if form.startswith(incomplete)]
+    forms = [CompletionItem(form) for form in PRINTED if form.startswith(incomplete)]
     return forms or [CompletionItem(incomplete, type="file")]
 
 
 def parse_output(values: Sequence[str]) -> Output:
     """Parse a format, a file, or both, of which the format then wins. Raise click.BadParameter."""
-    forms = [value for value in values if value in FORMS]
-    files = [Path(value) for value in values if value not in FORMS]
+    forms = [value for value in values if value in PRINTED]
+    files = [Path(value) for value in values if value not in PRINTED]
     if len(forms) > 1 or len(files) > 1:
         raise click.BadParameter(f"{', '.join(values)}: specify one format and one file at most.")
     if not files:
         return Output(forms[0] if forms else "text")
-    form = forms[0] if forms else SUFFIXES.get(files[0].suffix.lower())
+    form = forms[0] if forms else {**SUFFIXES, ".csv": CSV}.get(files[0].suffix.lower())
     if form is None:
         raise click.BadParameter(
-            f"{files[0]}: specify text, html, json or diff, or a file whose name ends in .txt, .html, .json or .diff."
+            f"{files[0]}: specify text, html, json, diff or csv, or a file whose name ends in .txt, .html, .json, "
+            ".diff or .csv."
         )
     return Output(form, files[0])
 
@@ -79,6 +102,8 @@ Examples:
   allranks report penguins
   allranks report penguins -n team -o penguins.html
   allranks report penguins -o diff
+  allranks report penguins -o penguins.csv
+  allranks report penguins --tensorboard events/penguins
   allranks report --run-dir runs/penguins -o json
   kubectl get dt penguins -o yaml | allranks report -f - -o json
   allranks report penguins --archive s3://team/history
@@ -88,7 +113,7 @@ Exit status:
 """
 )
 @click.argument("name", required=False, metavar="[JOB]", callback=name_callback, shell_complete=complete_jobs_and_runs)
-@output_option
+@output_options
 @click.option(
     "--run-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -117,7 +142,8 @@ def report(
     trials, the best one, GPU time and cost, the importance of parameters, and parallel coordinates.
 
     The report is text, one self-contained HTML file, or JSON. For an unfinished job on a cluster it covers the time
-    until now, for a job in a file or in an archive the time until its last timestamp.
+    until now, for a job in a file or in an archive the time until its last timestamp. -o csv and --tensorboard have the
+    record of metrics instead: a row for each value.
     """
     if run_dir and source:
         raise click.UsageError("specify either --run-dir or -f, not both.")
@@ -210,6 +236,7 @@ def write_of_run(run_dir: Path, output: Output, name: str | None = None) -> None
 
 def _write_of_file(source: str, name: str | None, place: str, output: Output, run_dir: Path | None = None) -> None:
     """`place` stands for the file in messages."""
+    from allranks.views.report.history import of_run
     from allranks.views.report.model import last_update
     from allranks.views.report.run_files import read_run_files
     from allranks.views.report.sweep import is_sweep
@@ -219,18 +246,41 @@ def _write_of_file(source: str, name: str | None, place: str, output: Output, ru
         _write_sweep(sweep, output)
         return
     job = select_job(documents, name, place)
-    write(job, output, last_update(job), read_run_files(run_dir) if run_dir else None)
+    if run_dir and output.form in (CSV, TENSORBOARD):
+        _write_values(of_run(StoredRun(run_dir)), output)
+    else:
+        write(job, output, last_update(job), read_run_files(run_dir) if run_dir else None)
 
 
 def write(job: Manifest, output: Output, now: datetime | None = None, run: RunFiles | None = None) -> None:
     """Print the report, or write it to a file. `now`: end of the report. Raise NoReport."""
     from allranks.views.format.plots import supports_unicode
+    from allranks.views.report.history import of_job
 
+    if output.form in (CSV, TENSORBOARD):
+        _write_values(of_job(job), output)
+        return
     file = output.file
     width = max(60, min(shutil.get_terminal_size().columns, 140)) if sys.stdout.isatty() and not file else WIDTH
     unicode = bool(file) or supports_unicode(getattr(sys.stdout, "encoding", None))
     text = rendered(job, output.form, now or datetime.now(UTC), width, unicode, run, file.parent if file else None)
     _put(text, file)
+
+
+def _write_values(values: Sequence[MetricValue], output: Output) -> None:
+    """Print the record of metrics, or write it to files. Raise AllranksError."""
+    from allranks.views.report.event_files import write_event_files
+    from allranks.views.report.history import as_csv
+
+    if output.form == CSV:
+        _put(as_csv(values), output.file)
+    elif output.file:
+        written = write_event_files(values, output.file)
+        repeated, untimed = sum(bool(v.repeated) for v in values), sum(v.time is None for v in values)
+        left_out = [f"{repeated} of repeated steps"] if repeated else []
+        left_out += [f"{untimed} whose time the status does not have"] if untimed else []
+        without = f", without {' and '.join(left_out)}" if left_out else ""
+        click.echo(f"wrote {written} values into {output.file}{without}", err=True)
 
 
 def _write_sweep_of_run(run_dir: Path, name: str, output: Output) -> None:
@@ -245,6 +295,8 @@ def _write_sweep(sweep: Mapping[str, Any], output: Output, jobs: TrialJobs | Non
 
     if output.form == "diff":
         raise NoReport("a sweep has no code of its own: name one of its trials to see what its code differs in")
+    if output.form in (CSV, TENSORBOARD):
+        raise NoReport("a sweep has no record of metrics of its own: name one of its trials")
     _put(rendered_sweep(sweep, output.form, jobs), output.file)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.commands.report import Output, output_option
+from allranks.cli.commands.report import Output, output_options
 from allranks.cli.commands.stacks import stacks_options
 from allranks.cli.completers import complete_runs
 from allranks.cli.options import FAILED, Count, Duration, print_error, root_option
@@ -114,7 +114,7 @@ def stacks(root: Path, run: str, **options: Any) -> None:
 @runs.command()
 @root_option
 @click.argument("run", shell_complete=complete_runs)
-@output_option
+@output_options
 def report(root: Path, run: str, output: Output) -> None:
     """Print the report on a run, as allranks report does."""
     from allranks.cli.commands.report import write_of_run

@@ -66,7 +66,7 @@ def read_run_files(directory: Path, most_points: int = MOST_POINTS) -> RunFiles:
         code = json.loads((directory / CODE_FILE).read_text(encoding="utf-8"))
     code = code if isinstance(code, dict) else {}
     run = StoredRun(directory)
-    samples = _all_samples(run)
+    samples = [_united(list(same)) for _, same in groupby(stored_samples(run), key=_place)]
     kept = tuple(_thinned(samples, most_points))
     return RunFiles(
         kept,
@@ -94,15 +94,17 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _all_samples(run: StoredRun) -> list[Sample]:
-    """Return the points of each step as one, also of the job file, which is later if a run was interrupted."""
+def stored_samples(run: StoredRun, most: int | None = MOST_PROGRESS) -> list[Sample]:
+    """Return all lines, by attempt and time, also that of the job file, which is later if a run was interrupted.
+
+    `most`: limit of characters that are read."""
     samples = sorted(
-        _samples(run.directory / PROGRESS_FILE), key=lambda sample: (sample.attempt, sample.time, sample.step)
+        _samples(run.directory / PROGRESS_FILE, most), key=lambda sample: (sample.attempt, sample.time, sample.step)
     )
     newest = _sample(point_of(status_of(run.manifest))) if samples else None
     if newest and (newest.time > samples[-1].time or _place(newest) == _place(samples[-1])):
         samples.append(newest)
-    return [_united(list(same)) for _, same in groupby(samples, key=_place)]
+    return samples
 
 
 def _place(sample: Sample) -> tuple[int, int]:
@@ -119,10 +121,10 @@ def _united(samples: Sequence[Sample]) -> Sample:
     return replace(samples[-1], samples_per_second=rates[-1] if rates else None, metrics=metrics, epoch=epoch)
 
 
-def _samples(path: Path) -> Iterator[Sample]:
+def _samples(path: Path, most: int | None) -> Iterator[Sample]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(MOST_PROGRESS).splitlines()
+            lines = file.read(most).splitlines()
     except OSError:
         return
     for line in lines:
