@@ -10,6 +10,7 @@ PROCESSES: dict[str, set[str]] = {
         "test_all_ranks_find_each_other_and_the_job_succeeds",
         "test_a_script_runs_without_a_manifest",
         "test_a_killed_rank_restarts_the_group_and_is_named",
+        "test_ranks_restart_in_their_pods_with_a_log_for_each_attempt",
         "test_a_bug_fails_the_job_with_its_last_lines_and_the_path_of_the_log",
         "test_a_signal_ends_all_ranks_gracefully",
         "test_kill_9_of_allranks_itself_leaves_no_process",

@@ -160,14 +160,14 @@ class Restart(Model):
         None,
         description="Whether the ranks restart in their pods after a failure of a process: Auto, if all pods and their "
         "nodes are fine and the helper of allranks runs the program, or Never, always with new pods. Auto adds no init "
-        "container: the helper runs the commands of jobs with progress or hang, and of frameworks that need it. Local "
-        "runs ignore it. Default: Auto.",
+        "container: the helper runs the commands of jobs with progress or hang, and of frameworks that need it. "
+        "Default: Auto.",
     )
     warm_start: Literal["Auto", "Never"] | None = Field(
         None,
         description="Whether ranks that restart in their pods find their imports done: Auto, if the helper of allranks "
         "can start the next attempt's program in advance, in a process that imports what the first attempt has "
-        "imported, and if the memory of the container has room for it; or Never. Local runs ignore it. Default: Auto.",
+        "imported, and if the memory of the container has room for it; or Never. Default: Auto.",
     )
     hold_seconds: Seconds | None = Field(
         None,

@@ -31,7 +31,7 @@ def why_new_pods(snapshot: Snapshot, status: Status, failure: Failure | None = N
     Empty: the job never restarts in its pods. `failure` ended this attempt; None after a request.
     """
     o = snapshot.observed
-    if o.platform.local or o.processes is None or o.job.spec.restart.in_place == "Never":
+    if o.processes is None or o.job.spec.restart.in_place == "Never":
         return ""
     if not pool_template.unavailable(o.job, o.platform) and pods.roles_without_helper(o.job, status, o.platform):
         return NO_SUPERVISOR
@@ -47,7 +47,7 @@ def why_new_pods(snapshot: Snapshot, status: Status, failure: Failure | None = N
 def roles_that_never_restart_in_pods(snapshot: Snapshot) -> frozenset[str]:
     """Return the roles whose replicas never restart alone in their pods."""
     o = snapshot.observed
-    if o.platform.local or o.processes is None or o.job.spec.restart.in_place == "Never":
+    if o.processes is None or o.job.spec.restart.in_place == "Never":
         return frozenset(o.job.spec.roles)
     if pool_template.unavailable(o.job, o.platform):
         return frozenset()

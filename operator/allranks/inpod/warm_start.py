@@ -41,7 +41,8 @@ class WarmStart:
 
     def __init__(self, program: list[str], env: dict[str, str], has_matcher: bool) -> None:
         self._program, self._has_matcher = program, has_matcher
-        self._folder = tempfile.mkdtemp(prefix="allranks-warm-")
+        self._folder = env.get(FOLDER) or tempfile.mkdtemp(prefix="allranks-warm-")
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)  # noqa: PTH103 (as text)
         env[FOLDER] = self._folder
         self._plan: dict[str, Any] | None = None
         """What is imported, once the first attempt has trained."""

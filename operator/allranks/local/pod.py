@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Protocol
 
 from allranks.core.facts.model import CRASH_LOOP, Exit, Manifest, Pod, PodPhase
-from allranks.core.facts.naming import ATTEMPT_LABEL, INDEX_LABEL, RESTART_LABEL, ROLE_LABEL, TRAINER
+from allranks.core.facts.naming import (
+    ATTEMPT_LABEL,
+    INDEX_LABEL,
+    JOB_LABEL,
+    RESTART_LABEL,
+    ROLE_LABEL,
+    TRAINER,
+    pod_name,
+)
+from allranks.core.facts.processes import PodProcess, ProcessExit
 from allranks.local.prepare import ContainerPlan, PodPlan
 from allranks.local.process import LogFile, Process
 
@@ -96,6 +105,10 @@ class LocalPod:
         self._running: dict[str, Process] = {}
         self._started: set[str] = set()
         self._exits: dict[str, Exit] = {}
+        self._begun = self.status.attempt, 0
+        """The attempt, and the restart alone in it, of the last program that was started in the pod."""
+        self._explained: tuple[ProcessExit, ProcessExit] | None = None
+        """The last end of a program: as its supervisor reported it, and with what this machine knows."""
         self._stop = asyncio.Event()
         self._sidecars: list[asyncio.Task[None]] = []
         self._extra_env: Mapping[str, str] = {}
@@ -113,6 +126,30 @@ class LocalPod:
 
     def shims(self) -> list[int]:
         return [process.shim_pid for process in self._running.values()]
+
+    def begin_attempt(self, attempt: int, restart: int) -> None:
+        """Begin another log for the program of a further attempt in this pod. Restarts alone share the log of their
+        attempt."""
+        process = self._running.get(TRAINER)
+        if process is None or (attempt, restart) <= self._begun:
+            return
+        self._begun = attempt, restart
+        job = self._plan.manifest["metadata"]["labels"][JOB_LABEL]
+        name = pod_name(job, self.status.role, self.status.index, attempt)
+        process.begin_program(None if restart else self._logs / f"{name}.log")
+
+    def explained(self, process: PodProcess) -> PodProcess:
+        """Return what a supervisor reports, with the last lines in the log, and whether memory ran out."""
+        reported, container = process.last_exit, self._running.get(TRAINER)
+        if reported is None:
+            return process
+        if self._explained is None or self._explained[0] != reported:
+            end = reported
+            if container is not None:
+                message = container.last_lines() or reported.message
+                end = replace(reported, message=message, reason=container.reason(reported.code, message))
+            self._explained = reported, end
+        return replace(process, last_exit=self._explained[1])
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run_pod(), name=self.status.name)

@@ -36,8 +36,11 @@ class LogFile:
     """Appends the output of a container. A container that restarts in place appends to the same file."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._tail = bytearray()
+        self._open(path)
+
+    def _open(self, path: Path) -> None:
+        self.path, self._fd = path, -1
         self._missing = 0
         """Bytes of output since the disk refused the last write."""
         try:
@@ -63,12 +66,17 @@ class LogFile:
         return ""
 
     def message(self) -> str:
-        """Return the last lines since `start_container`, as with a kubelet's FallbackToLogsOnError."""
+        """Return the last lines since `start_program`, as with a kubelet's FallbackToLogsOnError."""
         return last_lines(as_displayed(bytes(self._tail)), MESSAGE_LINES, MESSAGE_CHARACTERS)
 
-    def start_container(self) -> None:
-        """Mark a start of the container. The message never includes output of an earlier start."""
+    def start_program(self) -> None:
+        """Mark a start of the program. The message never includes output of an earlier start."""
         self._tail.clear()
+
+    def continue_in(self, path: Path) -> None:
+        """Append to another file from now on."""
+        self.close()
+        self._open(path)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -128,7 +136,7 @@ class Process:
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[Exit] = self._loop.create_future()
         self._oom_kills = count_oom_kills()
-        log.start_container()
+        log.start_program()
         try:
             self._start(files)
         except OSError as error:
@@ -179,6 +187,19 @@ class Process:
     def kill(self) -> None:
         """Send SIGKILL to all processes."""
         self._send_order(b"K")
+
+    def begin_program(self, log: Path | None) -> None:
+        """Note that its supervisor starts the program again. The output goes to `log` from now on, if it is set."""
+        self._read_written()
+        self._oom_kills = count_oom_kills()
+        self._log.start_program()
+        if log:
+            self._log.continue_in(log)
+
+    def last_lines(self) -> str:
+        """Return the last lines that its program has written."""
+        self._read_written()
+        return self._log.message()
 
     @property
     def shim_pid(self) -> int:
@@ -234,6 +255,11 @@ class Process:
         self._output(data)
         return True
 
+    def _read_written(self) -> None:
+        for _ in range(_PIPE_READS):
+            if not self._read_output():
+                break
+
     def _finish(self) -> None:
         """Read the rest of the output from the pipe: the shim has exited."""
         self._loop.remove_reader(self._link)
@@ -242,9 +268,7 @@ class Process:
             self._shim.wait(5)
         if b"exited " not in self._report and b"failed " not in self._report:
             self._on_shim_killed()
-        for _ in range(_PIPE_READS):
-            if not self._read_output():
-                break
+        self._read_written()
         self._loop.remove_reader(self._pipe)
         self._output(b"")
         self._link.close()
@@ -261,13 +285,13 @@ class Process:
                     number = -ended if ended < 0 else None
                     code = 128 + number if number else ended
                     message = self._log.message() if code else ""
-                    return Exit(code, _time(seconds), self._reason(code, message), message, number)
+                    return Exit(code, _time(seconds), self.reason(code, message), message, number)
                 case [b"failed", number, seconds]:
                     return Exit(128, _time(seconds), "StartError", self._start_error(int(number)))
         # The shim was killed, and the first process with it (PR_SET_PDEATHSIG).
         return Exit(128 + signal.SIGKILL, datetime.now(UTC), "Error", self._log.message(), int(signal.SIGKILL))
 
-    def _reason(self, code: int, message: str) -> str:
+    def reason(self, code: int, message: str) -> str:
         """Return the reason as the kubelet says it. All pods share one cgroup, so OOMKilled also requires SIGKILL."""
         # A launcher exits with a code of its own and names the signal of its rank.
         killed = code == 128 + signal.SIGKILL or (code and "SIGKILL" in message)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import resource
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core import checkpoints as checkpoint
+from allranks.core.diagnosis.processes import with_processes
 from allranks.core.facts.model import ANY_PLATFORM, Event, Manifest, Observed, Plan, Pod
+from allranks.core.facts.processes import Order, Processes
 from allranks.core.facts.topology import CLEANUP_GRACE
 from allranks.core.objects import commands, pods
 from allranks.core.reconcile import reconcile
@@ -277,21 +280,32 @@ class LocalRun:
     def _observe(self) -> Observed:
         self._wake.clear()
         self._drop_deleted_pods()
-        if self._endpoints is None or self._endpoints[0] != self.status.attempt:
+        if self._endpoints is None or self._endpoints[0] != self.status.pod_attempt:
             listeners = self._listens(self.job, self.status)
-            self._endpoints = (self.status.attempt, ports.choose(listeners))
+            self._endpoints = (self.status.pod_attempt, ports.choose(listeners))
         platform = self.options.platform(self._endpoints[1], self._reports.url)
-        self._listener.status(self.status, self._pod_statuses())
-        reports = self._reports.snapshot(self.status.attempt)
-        return Observed(
+        observed = Observed(
             self.job,
             self.status,
             self._pod_statuses(),
             datetime.now(UTC),
             platform,
-            reports=reports,
+            reports=self._reports.snapshot(self.status),
+            processes=self._processes(),
             uploads=dict(self._outputs.uploads),
             removed=dict(self._removed),
+        )
+        self._listener.status(self.status, with_processes(observed).pods)
+        return observed
+
+    def _processes(self) -> Processes | None:
+        """Return what the supervisors report, with what this machine knows about programs that ended."""
+        by_uid = {pod.status.uid: pod for pod in self._pods.values()}
+        processes = self._reports.processes(by_uid)
+        if processes is None:
+            return None
+        return replace(
+            processes, by_pod={uid: by_uid[uid].explained(process) for uid, process in processes.by_pod.items()}
         )
 
     def _apply(self, plan: Plan) -> None:
@@ -303,6 +317,7 @@ class LocalRun:
         self._reports.schedule_checkpoint(plan.checkpoint_due)
         for event in plan.events:
             self._listener.event(event)
+        self._reports.order(self._prepared(plan.orders))
         if plan.write_ahead:
             return
         for manifest in plan.create:
@@ -311,6 +326,15 @@ class LocalRun:
             pod = self._pods.get(ref.name)
             if pod and pod.status.uid == ref.uid:
                 pod.delete(ref.grace_seconds)
+
+    def _prepared(self, orders: Iterable[Order]) -> Iterator[Order]:
+        """Yield the orders for the supervisors, after their pods have begun other logs for what they start."""
+        by_uid = {pod.status.uid: pod for pod in self._pods.values()}
+        for order in orders:
+            pod = by_uid.get(order.pod_uid)
+            if pod and order.action == "Start":
+                pod.begin_attempt(order.attempt, order.restart)
+            yield replace(order, grace_seconds=min(order.grace_seconds, math.ceil(pod.grace))) if pod else order
 
     def _create(self, manifest: Manifest) -> None:
         name = manifest["metadata"]["name"]

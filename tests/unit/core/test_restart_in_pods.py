@@ -97,7 +97,6 @@ def test_ranks_restart_in_their_pods_if_only_a_process_failed():
 
 @table(
     ("restart.inPlace is Never", look(FINE, supervised(restart={"inPlace": "Never"})), ""),
-    ("a local run", look(FINE, platform=replace(PLATFORM, local=True)), ""),
     ("no report server", look({}, processes=None), ""),
     ("no helper runs the program", look({}, job()), in_place.NO_SUPERVISOR),
     (

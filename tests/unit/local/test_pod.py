@@ -10,12 +10,16 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from allranks.core.facts.model import Pod
+from allranks.core.facts.naming import INDEX_LABEL, JOB_LABEL, ROLE_LABEL
+from allranks.core.facts.processes import PodProcess, ProcessExit
 from allranks.local import Backoff, LocalRunError, process, shim
 from allranks.local.environment import machine_environment
 from allranks.local.pod import LocalPod
@@ -195,6 +199,34 @@ def test_a_process_killed_for_memory_is_reported_as_oomkilled(
     status = world.run("sh", "-c", program)
     assert status.exit is not None
     assert status.exit.reason == reason
+
+
+def test_a_program_that_a_supervisor_reports_has_the_last_lines_of_its_log_and_its_reason(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = [0]
+    monkeypatch.setattr("allranks.local.process.count_oom_kills", lambda: kills[0])
+    ended = PodProcess(0, "Ended", True, last_exit=ProcessExit(137, datetime.now(UTC), 9, "of the supervisor"))
+
+    async def ends() -> list[ProcessExit | None]:
+        labels = {JOB_LABEL: "job", ROLE_LABEL: "worker", INDEX_LABEL: "0"}
+        pod = world.pod(world.manifest("sh", "-c", "echo first; read never; sleep 100", labels=labels))
+        await world.until(lambda: b"first" in world.printed)
+        kills[0] = 1
+        first = pod.explained(ended).last_exit
+        pod.begin_attempt(1, 0)
+        again = replace(ended, last_exit=replace(ended.last_exit, finished_at=datetime.now(UTC)))
+        second = pod.explained(again).last_exit
+        pod.kill()
+        await world.until(lambda: not pod.alive)
+        return [first, second]
+
+    first, second = asyncio.run(ends())
+    assert first
+    assert second
+    assert (first.message, first.reason) == ("first", "OOMKilled")
+    assert (second.message, second.reason) == ("of the supervisor", "Error")
+    assert [file.name for file in sorted(world.tmp_path.glob("*.log"))] == ["job-worker-0-0.log", "job-worker-0-1.log"]
 
 
 @pytest.mark.parametrize(

@@ -385,6 +385,56 @@ sys.exit(0 if os.environ["ALLRANKS_ATTEMPT"] == "1" else 1)
     assert cli.status()["restarts"]["counted"] == 1
 
 
+LOSES_A_RANK = """
+import os, sys
+from allranks.report import finish, report
+attempt, rank = os.environ["ALLRANKS_ATTEMPT"], os.environ["RANK"]
+print(f"attempt {attempt} at port {os.environ['MASTER_PORT']} in {os.getppid()}", flush=True)
+report(step=1 + int(attempt))
+finish(10)
+if attempt == "0" and rank == "1":
+    print("the end", flush=True)
+    os.kill(os.getpid(), 9)
+while attempt == "0":
+    import time
+    time.sleep(1)
+"""
+"""Its second rank dies in the first attempt, in which the first rank waits for ever."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a supervisor adopts orphans, which only Linux allows")
+def test_ranks_restart_in_their_pods_with_a_log_for_each_attempt(cli: Cli) -> None:
+    roles = {"worker": {"replicas": 2}}
+    cli.job(sys.executable, "-c", LOSES_A_RANK, roles=roles, progress={}, restart={"backoffSeconds": 0})
+    done = cli.run()
+    assert done.returncode == 0, done.stdout
+    status = cli.status()
+    (past, _) = status["history"]
+    assert (past["how"], status["podsOfAttempt"]) == ("InPlace", 0)
+    assert past["failure"]["signal"] == 9
+    assert past["failure"]["message"].endswith("the end")
+    first, second = cli.log("job-worker-1-0"), cli.log("job-worker-1-1")
+    assert "attempt 1" not in first
+    assert second.startswith("allranks: attempt 1 begins in this pod\nattempt 1 at")
+    assert first.splitlines()[0].partition(" at ")[2] == second.splitlines()[1].partition(" at ")[2]
+
+
+def test_ranks_restart_with_new_pods_if_a_job_says_so(cli: Cli) -> None:
+    program = """
+import os
+from allranks.report import finish, report
+report(step=1)
+finish(10)
+os._exit(0 if os.path.exists("again") else open("again", "w").close() or 3)
+"""
+    restart = {"backoffSeconds": 0, "inPlace": "Never"}
+    cli.job(sys.executable, "-c", program, roles={"worker": {}}, progress={}, restart=restart)
+    done = cli.run()
+    assert done.returncode == 0, done.stdout
+    assert [past.get("how") for past in cli.status()["history"]] == [None, None]
+    assert cli.log("job-worker-0-1") == ""
+
+
 @pytest.mark.parametrize(
     ("program", "failure", "words"),
     [

@@ -22,7 +22,7 @@ def with_processes(o: Observed) -> Observed:
     """
     status, by_pod = o.current, o.processes.by_pod if o.processes else {}
     in_pods = status.pods_of_attempt is not None or any(entry.in_pod for entry in status.replica_restarts.values())
-    if o.platform.local or not (by_pod or in_pods):
+    if not (by_pod or in_pods):
         return o
     due = {pod_name(o.job, status, replica): _due(status, replica) for replica in topology.replicas(o.job, status)}
     pods = (
@@ -90,7 +90,7 @@ def _waiting(pod: Pod, reason: str = RESTART_IN_PLACE, cause: str = "the restart
 def _exit(ended: ProcessExit | None) -> Exit | None:
     if ended is None:
         return None  # the phase says that it failed
-    return Exit(code=ended.code, finished_at=ended.finished_at, message=ended.message, signal=ended.signal)
+    return Exit(ended.code, ended.finished_at, ended.reason, ended.message, ended.signal)
 
 
 def as_ended(o: Observed, pods: Iterable[Pod]) -> list[Pod]:

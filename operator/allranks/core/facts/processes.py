@@ -27,6 +27,8 @@ class ProcessExit:
     signal: int | None = None
     message: str = ""
     """The last lines of its output."""
+    reason: str = "Error"
+    """OOMKilled if the kernel killed it for memory and the machine knows that, as on one machine."""
 
 
 @dataclass(frozen=True, slots=True)

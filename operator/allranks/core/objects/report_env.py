@@ -24,6 +24,8 @@ START_TOGETHER = "ALLRANKS_START_TOGETHER"
 """`1`: the helper waits for an order before it starts the first program in the pod."""
 WARM_START = "ALLRANKS_WARM_START"
 """`Never`: the helper does not start the next program in advance."""
+WARM_FOLDER = "ALLRANKS_WARM_FOLDER"
+"""The folder of the programs that are started in advance; without it, a temporary one."""
 TOKEN_SECONDS = 3600
 """The kubelet replaces the token before it expires."""
 DISABLE = "DISABLE_ALLRANKS_INTEGRATION"
@@ -98,9 +100,9 @@ def starts_together(job: Job, template: Manifest, platform: Platform) -> bool:
     """Return whether the helper may wait in a pod for the other pods, before it starts the program.
 
     A kubelet with a probe would end the container meanwhile. Programs of elastic jobs begin with the ranks that are
-    there.
+    there. On one machine, all pods start within a moment.
     """
-    if job.spec.elastic:
+    if job.spec.elastic or platform.local:
         return False
     runs_anyway = restarts_in_place(job, template, platform)
     if job.spec.start_together == "Never" or not (runs_anyway or job.spec.start_together == "Always"):
@@ -111,7 +113,7 @@ def starts_together(job: Job, template: Manifest, platform: Platform) -> bool:
 
 def _takes_orders(template: Manifest, platform: Platform) -> bool:
     """Return whether the helper can ask for orders on the report port, and no kubelet starts it again."""
-    if platform.local or not platform.report_url:
+    if not platform.report_url:
         return False
     trainer = pod_template.trainer(template)
     policies = template["spec"].get("restartPolicy"), trainer.get("restartPolicy")

@@ -73,8 +73,17 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
         yield f"Verdict: {whose}"
     if hint := hint_for(failure):
         yield f"Hint: {hint}"
-    if logs is not None and (log := logs / f"{failure.pod}.log").exists():
+    if logs is not None and (log := _log_of(logs, failure)).exists():
         yield f"Full log: {log}"
+
+
+def _log_of(logs: Path, failure: Failure) -> Path:
+    """Return the log of the attempt that failed: pods in which attempts restarted have a log for each."""
+    place = f"-{failure.role}-{failure.index}-"
+    job, _, numbers = failure.pod.rpartition(place)
+    later = logs / f"{job}{place}{failure.attempt}.log"
+    began_later = job and numbers.partition("-")[0] != str(failure.attempt)
+    return later if began_later and later.exists() else logs / f"{failure.pod}.log"
 
 
 def verdict(failure: Failure) -> str:
