@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from allranks.api.status import FINISHED, WITHOUT_PODS, Status
@@ -20,17 +20,8 @@ from allranks.kube.job_codec import status_of
 from allranks.kube.paths import job_path
 from allranks.views.format.outcome import failure_line
 
-ATTACHED_SECONDS = 300
-"""A job is developed for this long after the last renewal: longer than a short loss of the network."""
-RENEWAL_SECONDS = 60.0
 _OPTIONAL = ("commit", "dirty", "changes")
 OnExit = Literal["suspend", "keep", "delete"]
-
-
-def attached_until(now: datetime | None = None) -> str:
-    """Return the value of the annotation of a job that is developed from now on."""
-    end = (now or datetime.now(UTC)) + timedelta(seconds=ATTACHED_SECONDS)
-    return end.isoformat(timespec="seconds")
 
 
 def check_replaceable(job: Manifest) -> None:
@@ -44,7 +35,11 @@ def check_replaceable(job: Manifest) -> None:
 
 async def attach(cluster: Cluster, job: Manifest) -> Manifest:
     """Let failures of the job wait for other code, from now on for some minutes. Raise ClusterError."""
-    return await _patch(cluster, job, {"metadata": _annotations({development.ANNOTATION: attached_until()})})
+    return await _patch(
+        cluster,
+        job,
+        {"metadata": _annotations({development.ANNOTATION: development.attached_until(datetime.now(UTC))})},
+    )
 
 
 async def leave(cluster: Cluster, job: Manifest, on_exit: OnExit) -> str:

@@ -13,6 +13,7 @@ from allranks.api.job import Job
 from allranks.api.scheduling import Eviction, QueueStatus
 from allranks.api.status import (
     CheckpointSchedule,
+    CodeStatus,
     Failure,
     PastAttempt,
     ReplicaRestarts,
@@ -182,7 +183,8 @@ def await_code(
 ) -> Status:
     """Begin a new attempt whose ranks start with other code, or at `until`. It counts against nothing.
 
-    If the job has other code already, they start at once. `new_pods`: as in `restart`.
+    If the job has other code already, they start at once. A job without `spec.code`, as on one machine, waits for a
+    request to restart. `new_pods`: as in `restart`.
     """
     ended = replace(status, history=_how(_ended(status, failure.reason, now, failure), new_pods))
     begun = replace(
@@ -190,8 +192,9 @@ def await_code(
         restarts=replace(status.restarts, without_progress=None),
         last_failure=failure,
     )
-    if begun.code and not development.code_changed(job, status):
-        begun = replace(begun, restart_time=until, code=replace(begun.code, awaits_change=True))
+    if not development.code_changed(job, status):
+        code = begun.code or CodeStatus(time=now)
+        begun = replace(begun, restart_time=until, code=replace(code, awaits_change=True))
     return with_phase(begun, "Restarting", now, failure.reason, f"{describe_failure(failure)}: {explanation}")
 
 

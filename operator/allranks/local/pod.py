@@ -15,11 +15,10 @@ from allranks.core.facts.model import CRASH_LOOP, Exit, Manifest, Pod, PodPhase
 from allranks.core.facts.naming import (
     ATTEMPT_LABEL,
     INDEX_LABEL,
-    JOB_LABEL,
     RESTART_LABEL,
     ROLE_LABEL,
     TRAINER,
-    pod_name,
+    name_in_attempt,
 )
 from allranks.core.facts.processes import PodProcess, ProcessExit
 from allranks.local.prepare import ContainerPlan, PodPlan
@@ -134,9 +133,11 @@ class LocalPod:
         if process is None or (attempt, restart) <= self._begun:
             return
         self._begun = attempt, restart
-        job = self._plan.manifest["metadata"]["labels"][JOB_LABEL]
-        name = pod_name(job, self.status.role, self.status.index, attempt)
+        name = name_in_attempt(self.status.name, self.status.role, self.status.index, attempt)
         process.begin_program(None if restart else self._logs / f"{name}.log")
+
+    def _in_attempt(self) -> Pod:
+        return replace(self.status, attempt=self._begun[0]) if self._begun[0] != self.status.attempt else self.status
 
     def explained(self, process: PodProcess) -> PodProcess:
         """Return what a supervisor reports, with the last lines in the log, and whether memory ran out."""
@@ -277,7 +278,7 @@ class LocalPod:
                 command,
                 log,
                 files=self._host.files,
-                output=lambda data: self._host.output(self.status, container.name, data),
+                output=lambda data: self._host.output(self._in_attempt(), container.name, data),
                 on_shim_killed=self._host.shim_killed,
             )
         self._running[container.name] = process

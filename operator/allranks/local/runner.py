@@ -22,8 +22,10 @@ from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status
 from allranks.core import checkpoints as checkpoint
 from allranks.core.diagnosis.processes import with_processes
+from allranks.core.facts import development
 from allranks.core.facts.model import ANY_PLATFORM, Event, Manifest, Observed, Plan, Pod
 from allranks.core.facts.processes import Order, Processes
+from allranks.core.facts.restarts import RESTART_ANNOTATION
 from allranks.core.facts.topology import CLEANUP_GRACE
 from allranks.core.objects import commands, pods
 from allranks.core.reconcile import reconcile
@@ -55,6 +57,7 @@ _MAX_WAIT = 86_400.0
 """Event loop timers do not accept arbitrarily long delays."""
 _REMAINING_PODS_AFTER = timedelta(seconds=2)
 """Time after the end of a job, from which a line says which pods have not ended."""
+_RENEWED_BEFORE = timedelta(seconds=development.ATTACHED_SECONDS - development.RENEWAL_SECONDS)
 _ERROR_GRACE = 5.0
 """Grace period in seconds after an internal error of the run."""
 
@@ -111,6 +114,8 @@ class LocalRun:
         self._endpoints: tuple[int, Mapping[tuple[str, int], tuple[str, int]]] | None = None
         self._error: Exception | None = None
         self._stopping = self._saving = False
+        self._developed_until: datetime | None = None
+        """When the run says again that somebody develops the job; None if it does not."""
         self.started = False
         """True if everything was ready for the ranks. A run that ends before that leaves no files."""
         self._reaper = Reaper()
@@ -214,6 +219,27 @@ class LocalRun:
                     code.write(self.options.run_dir / run_directories.CODE_FILE)
         return how
 
+    def develop(self) -> None:
+        """Let failures wait for a call of `restart`, to the end of the run."""
+        self._developed_until = datetime.now(UTC)
+
+    def restart(self) -> None:
+        """Begin a new attempt, with the files as they are now."""
+        self._annotate(RESTART_ANNOTATION, str(self.status.attempt))
+        self._wake.set()
+
+    def _annotate(self, name: str, value: str) -> None:
+        annotations = {**self.job.metadata.annotations, name: value}
+        metadata = self.job.metadata.model_copy(update={"annotations": annotations})
+        self.job = self.job.model_copy(update={"metadata": metadata})
+
+    def _stay_attached(self) -> None:
+        """Say again from time to time that somebody develops the job."""
+        now = datetime.now(UTC)
+        if self._developed_until and self._developed_until - now < _RENEWED_BEFORE:
+            self._developed_until = now + timedelta(seconds=development.ATTACHED_SECONDS)
+            self._annotate(development.ANNOTATION, development.attached_until(now))
+
     def save_and_stop(self) -> int:
         """Ask the ranks for a checkpoint, and end the run when it is stored, as for a suspension. Return the longest
         wait in seconds; 0 if no rank stores checkpoints on request: then call `stop`."""
@@ -279,6 +305,7 @@ class LocalRun:
 
     def _observe(self) -> Observed:
         self._wake.clear()
+        self._stay_attached()
         self._drop_deleted_pods()
         if self._endpoints is None or self._endpoints[0] != self.status.pod_attempt:
             listeners = self._listens(self.job, self.status)
@@ -396,6 +423,8 @@ class LocalRun:
         until = min(until or self._linger_until(), self._linger_until())
         if self.status.completion_time and not self._reported_remaining:
             until = min(until, self.status.completion_time + _REMAINING_PODS_AFTER)
+        if self._developed_until:
+            until = min(until, self._developed_until - _RENEWED_BEFORE)
         seconds = min((until - datetime.now(UTC)).total_seconds(), _MAX_WAIT)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):

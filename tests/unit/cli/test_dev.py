@@ -109,15 +109,51 @@ def dev(folder: Path) -> Iterator[Dev]:
 def test_a_changed_file_restarts_the_ranks_with_the_new_code_and_the_same_arguments(dev: Dev):
     dev.until(r"version 1 got \['--lr', '0.1'\]")
     dev.save("train.py", PROGRAM.format(2))
-    assert dev.until("changed: ").startswith("--- train.py changed: restarting (run 2)")
+    assert dev.until("changed: ").startswith("--- train.py changed: restarting (edit 1)")
     dev.until(r"version 2 got \['--lr', '0.1'\]")
     dev.save("train.py", "this is an error\n")
-    dev.until(r"restarting \(run 3\)")
-    dev.until("the run has ended with exit status 1; waiting for a change")
-    dev.save("train.py", "print('version 4', flush=True)\n")
+    dev.until(r"restarting \(edit 2\)")
+    dev.until(r"failed with exit code 1 .*: the ranks wait for other code until ..:..:.. UTC \(allranks dev\)")
+    dev.save("train.py", PROGRAM.format(4))
     dev.until("version 4")
+    dev.save("job.yaml", yaml.safe_dump(JOB) + "# other\n")
+    dev.until(r"job.yaml changed: restarting \(run 2\)")
+    dev.until("version 4")
+    dev.save("train.py", "print('version 5', flush=True)\n")
+    dev.until("version 5")
     dev.until("the run has ended; waiting for a change")
+    dev.save("train.py", "print('version 6', flush=True)\n")
+    dev.until(r"train.py changed: restarting \(run 3\)")
+    dev.until("version 6")
     assert dev.end() == 130
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a supervisor adopts orphans, which only Linux allows")
+def test_the_ranks_of_a_script_restart_in_their_pods(folder: Path):
+    dev = Dev(folder, "train.py", "--framework", "spmd")
+    dev.until("version 1")
+    dev.save("train.py", PROGRAM.format(2))
+    dev.until("on request: a new attempt begins: the ranks restart in their pods")
+    dev.until("version 2")
+    assert dev.end() == 130
+
+
+def test_a_job_whose_code_is_copied_is_started_again(folder: Path):
+    dev = Dev(folder, "job.yaml", "--code", ".")
+    dev.until("version 1")
+    dev.save("train.py", PROGRAM.format(2))
+    dev.until(r"train.py changed: restarting \(run 2\)")
+    dev.until("version 2")
+    assert dev.end() == 130
+
+
+def test_kill_9_of_the_command_ends_the_ranks(dev: Dev):
+    rank = int(re.search(r"process (\d+)", dev.until("version 1"))[1])
+    dev.process.kill()
+    deadline = time.monotonic() + 120
+    while Path(f"/proc/{rank}").exists():
+        assert time.monotonic() < deadline, "a rank outlived the command"
+        time.sleep(0.05)
 
 
 def test_sigterm_ends_the_ranks(dev: Dev):

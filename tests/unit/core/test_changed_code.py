@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.api.status import CodeStatus, Status
+from allranks.api.status import CodeStatus, ProgressStatus, Status
 from allranks.core.facts import development
 from allranks.core.facts.model import Exit, Observed, Plan
 from allranks.core.facts.processes import PodProcess, Processes
+from allranks.core.facts.restarts import RESTART_ANNOTATION
 from allranks.core.objects import pods as pod_manifests
 from allranks.core.reconcile import reconcile
 from support.builders import at, failure, pod
@@ -105,6 +106,32 @@ def test_a_job_that_is_developed_does_not_fail_when_its_budget_is_used():
     assert next_status(look(ONE_FAILED, of, runs_old())).phase == "Restarting"
     assert next_status(look(ONE_FAILED, shipped(OLD, 60, restart={"maxRestarts": 0}), runs_old())).phase == "Failed"
     assert next_status(look(ONE_FAILED, shipped(OLD, restart={"maxRestarts": 0}), runs_old())).phase == "Failed"
+
+
+def without_code(**annotations: str) -> Job:
+    """A job that somebody develops on one machine: its files are not shipped."""
+    job = supervised(checkpoint={"claim": "weights"})
+    annotations = {development.ANNOTATION: at(200).isoformat(), **annotations}
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": annotations})})
+
+
+def test_a_failure_of_a_job_without_code_waits_for_a_request_while_somebody_develops_it():
+    status = next_status(look({0: runs(), 1: crashed()}, without_code(), RUNNING))
+    assert (status.phase, status.attempt, status.restart_time) == ("Restarting", 1, at(200))
+    waiting = {0: down(), 1: down()}
+    assert orders(look(waiting, without_code(), status)) == {}
+    assert next_condition(look(waiting, without_code(), status, now=90))[0] == "AwaitingCode"
+    requested = next_status(look(waiting, without_code(**{RESTART_ANNOTATION: "1"}), status, now=91))
+    assert (requested.attempt, requested.pods_of_attempt, requested.restart_time, requested.code) == (2, 0, None, None)
+
+
+def test_a_request_asks_no_rank_for_a_checkpoint_while_somebody_develops_the_job():
+    progress = ProgressStatus(step=3, saves_on_request=True, first_step_time=at(5), last_report=at(60))
+    saves = replace(RUNNING, progress=progress)
+    developed = without_code(**{RESTART_ANNOTATION: "0"})
+    assert next_status(look({0: runs(), 1: runs()}, developed, saves)).attempt == 1
+    del developed.metadata.annotations[development.ANNOTATION]
+    assert next_status(look({0: runs(), 1: runs()}, developed, saves)).checkpoint_request is not None
 
 
 def test_ranks_that_wait_for_code_are_ended_and_not_started():

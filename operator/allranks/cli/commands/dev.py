@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.authoring.script_job import is_script
 from allranks.cli.completers import complete_files
 from allranks.cli.file_changes import LONGEST_MS, POLL_MS, QUIET_MS, named_files, source_filter
+from allranks.cli.live.session import RESTART_MISSED
 from allranks.cli.options import cluster_options, code_option, run_on_cluster
 from allranks.extras import install_command
 from allranks.kube.cluster import Where
@@ -82,11 +85,11 @@ def dev(
     code: Path | None,
     on_exit: OnExit,
 ) -> None:
-    """Run a script or a manifest, and start it again with the new code when a file changes.
+    """Run a script or a manifest, and restart its ranks with the new code when a file changes.
 
     Options of allranks run and arguments of the program follow FILE. Python, YAML, JSON and TOML files are watched,
-    without .git, .venv, caches and runs/. A save of several files restarts the job once. A
-    job that has ended is started again at the next change, also after an error in the code.
+    without .git, .venv, caches and runs/. A save of several files restarts the ranks once. After an error in the code
+    they wait for the next save. A job that has ended, or whose manifest has changed, is started again.
 
     With --cluster, a saved file is sent to the pods, and the ranks restart in them. After a failure of the program they
     wait for the next save: it costs none of restart.maxRestarts, and the job does not fail. If this machine sleeps,
@@ -107,19 +110,26 @@ def dev(
         sys.exit(run_on_cluster(develop, where, options))
     if code or where != Where(None, None, None):
         raise click.UsageError("--code, --namespace, --context and --kubeconfig need --cluster when they precede FILE.")
-    run = [sys.executable, "-m", "allranks", "run", file, "--grace-period", f"{grace_period:g}", *run_options]
-    script = [Path(file)] if Path(file).exists() else []
-    sys.exit(RestartOnChange(run, [*(watched or (Path(),)), *script]).run())
+    of_run = ["--grace-period", f"{grace_period:g}", *run_options]
+    sys.exit(RestartOnChange(file, of_run, watched or (Path(),)).run())
 
 
 class RestartOnChange:
-    """Runs a command until Ctrl-C or a signal, and starts it again at each change below `paths`."""
+    """Runs a job until Ctrl-C or a signal, and restarts it at each change below `paths`.
 
-    def __init__(self, command: Sequence[str], paths: Sequence[Path]) -> None:
-        self._command, self._paths = list(command), [path.absolute() for path in paths]
+    While it runs, its ranks restart with the changed files. A job that has ended, or whose manifest has changed, is
+    started again.
+    """
+
+    def __init__(self, file: str, options: Sequence[str], paths: Sequence[Path]) -> None:
+        self._command = [sys.executable, "-m", "allranks", "run", file, *options]
+        self._manifest = None if is_script(file) else Path(file).absolute()
+        self._paths = [path.absolute() for path in (*paths, Path(file)) if path.exists()]
         self._child: subprocess.Popen[bytes] | None = None
         self._received = 0
-        self._runs = 0
+        self._restarts = -1
+        """The pipe that asks the run for restarts."""
+        self._runs = self._edits = 0
         self._colour = use_colour(sys.stderr)
 
     def run(self) -> int:
@@ -150,7 +160,12 @@ class RestartOnChange:
             if self._received:
                 return
             if changes and self._runs:
-                self._message(f"{named_files(changes)} changed: restarting (run {self._runs + 1})")
+                self._edits += 1
+                names = named_files(changes)
+                if not self._is_manifest(changes) and self._ask_for_restart():
+                    self._message(f"{names} changed: restarting (edit {self._edits})")
+                    continue
+                self._message(f"{names} changed: restarting (run {self._runs + 1})")
                 self._stop()
             if self._received:
                 return
@@ -158,13 +173,40 @@ class RestartOnChange:
                 self._start()
             elif self._child and self._child.poll() is not None:
                 status, self._child = self._child.returncode, None
+                if status == RESTART_MISSED:
+                    self._start()
+                    continue
                 how = "the run has ended" if status == 0 else f"the run has ended with exit status {status}"
                 self._message(f"{how}; waiting for a change (Ctrl-C ends)")
 
+    def _is_manifest(self, changes: set[tuple[Any, str]]) -> bool:
+        return any(Path(path) == self._manifest for _, path in changes)
+
+    def _ask_for_restart(self) -> bool:
+        """Return False if the run has ended, or cannot restart its ranks with changed files."""
+        if self._child is None or self._child.poll() is not None:
+            return False
+        try:
+            return os.write(self._restarts, b".") == 1
+        except OSError:
+            return False
+
     def _start(self) -> None:
         self._runs += 1
-        # In the same group: Ctrl-C in a terminal reaches it directly, and a second one kills the ranks at once.
-        self._child = subprocess.Popen(self._command)
+        self._close_pipe()
+        read_end, self._restarts = os.pipe()
+        try:
+            # In the same group: Ctrl-C in a terminal reaches it directly, and a second one kills the ranks at once.
+            self._child = subprocess.Popen(
+                [*self._command[:4], "--restart-pipe", str(read_end), *self._command[4:]], pass_fds=[read_end]
+            )
+        finally:
+            os.close(read_end)
+
+    def _close_pipe(self) -> None:
+        if self._restarts >= 0:
+            os.close(self._restarts)
+            self._restarts = -1
 
     def _stop(self) -> None:
         """End the run as Ctrl-C does, and wait for it: ports and GPUs are free then."""
@@ -174,6 +216,7 @@ class RestartOnChange:
             self._child.send_signal(signal.SIGTERM)
         self._child.wait()
         self._child = None
+        self._close_pipe()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._received = number

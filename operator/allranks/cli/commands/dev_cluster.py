@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from allranks.client.submission import Session
 from allranks.client.waiting import ToRenderer
 from allranks.code.bundle import Bundle, collect
 from allranks.code.ship import config_map_of, create_with_code
-from allranks.core.facts.development import ANNOTATION, short
+from allranks.core.facts.development import ANNOTATION, RENEWAL_SECONDS, attached_until, short
 from allranks.core.facts.model import Pod
 from allranks.errors import AllranksError, ClusterError, InvalidManifest
 from allranks.frameworks import FRAMEWORKS
@@ -101,7 +101,7 @@ async def _submit(cluster: Cluster, file: str, code: Path | None) -> tuple[Manif
         raise ClusterError(f"{file}: the job names no directory: write `code: .` in its spec, or use --code DIR")
     for severity, text in loaded.notes():
         print_problem(severity, text)
-    document["metadata"].setdefault("annotations", {})[ANNOTATION] = development.attached_until()
+    document["metadata"].setdefault("annotations", {})[ANNOTATION] = attached_until(datetime.now(UTC))
     session, job = Session(cluster, False, loaded.bundles), document
     for other in loaded.documents:
         verb, stored = await session.apply(other)
@@ -152,7 +152,7 @@ class _Loop:
     async def _renew(self) -> None:
         """Stay attached. A renewal that fails is repeated: the job waits for some minutes without one."""
         while True:
-            await asyncio.sleep(development.RENEWAL_SECONDS)
+            await asyncio.sleep(RENEWAL_SECONDS)
             if status_of(self.job).phase not in FINISHED:
                 try:
                     await development.attach(self._cluster, self.job)
@@ -256,7 +256,7 @@ def _document(job: Manifest, bundle: Bundle) -> Manifest:
     kept = {key: metadata[key] for key in ("name", "namespace", "labels") if metadata.get(key)}
     path = {"path": spec["code"]["path"]} if spec["code"].get("path") else {}
     spec["code"] = {**bundle.spec, **path}
-    kept["annotations"] = {ANNOTATION: development.attached_until()}
+    kept["annotations"] = {ANNOTATION: attached_until(datetime.now(UTC))}
     return {"apiVersion": job["apiVersion"], "kind": KIND, "metadata": kept, "spec": spec}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -130,6 +131,7 @@ _SIMILAR = 0.75
 )
 @click.option("--caller", type=click.Choice(list(WORDS)), default="command", hidden=True)
 @click.option("--state-interval", type=click.FloatRange(min=0), default=5.0, hidden=True)
+@click.option("--restart-pipe", type=int, hidden=True)
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="Print the final status in this format.")
 @click.option("--no-logs", is_flag=True, help="Do not print the output of the ranks.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the outcome.")
@@ -157,6 +159,7 @@ def run(
     restarts: int | None,
     caller: str,
     state_interval: float,
+    restart_pipe: int | None,
     output: str | None,
     no_logs: bool,
     quiet: bool,
@@ -185,8 +188,7 @@ def run(
             "--set roles.worker.replicas=2."
         )
     exit_on_ctrl_c()
-    if restarts is not None:
-        sets = (*sets, f"restart.maxRestarts={restarts}")
+    sets = _settings(sets, restarts, developed=bool(program) and restart_pipe is not None)
     human = sys.stderr if output else sys.stdout
     colour = use_colour(human) and not no_color
     reserved: list[Path] = []
@@ -212,6 +214,7 @@ def run(
                 raise click.UsageError(str(error)) from error
         else:
             loaded, texts = _load(files, sets, additions, code), []
+        restart_pipe = _kept_open(restart_pipe, loaded)
         if loaded.sweeps:
             from allranks.cli.live.sweep_session import run_sweep
 
@@ -258,7 +261,7 @@ def run(
     for severity, text in loaded.notes():
         note(text, label=severity)
     words = WORDS["command" if human.isatty() else caller]  # a terminal sends Ctrl-C to this command itself
-    session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet, words=words)
+    session = Session(human, output, colour=colour, logs=not no_logs, quiet=quiet, words=words, restarts=restart_pipe)
     for number, (local_run, notes_of_run) in enumerate(zip(runs, notes, strict=True), 1):
         for text in notes_of_run:
             note(text)
@@ -267,6 +270,21 @@ def run(
             if number < len(runs):
                 click.echo(f"not run: {', '.join(later.job.name for later in runs[number:])}", file=human)
             sys.exit(status)
+
+
+def _settings(sets: tuple[str, ...], restarts: int | None, *, developed: bool) -> tuple[str, ...]:
+    """Return what replaces fields of the manifest. `developed`: a program without one, by `allranks dev`."""
+    first = ("progress.automatic=true",) if developed else ()  # its helper restarts the ranks in their pods
+    last = () if restarts is None else (f"restart.maxRestarts={restarts}",)
+    return (*first, *sets, *last)
+
+
+def _kept_open(restart_pipe: int | None, loaded: Loaded) -> int | None:
+    """Return the pipe that asks for restarts. Without one, `allranks dev` runs all again after a change."""
+    if restart_pipe is None or (len(loaded.jobs) == 1 and not loaded.bundles):
+        return restart_pipe
+    os.close(restart_pipe)
+    return None
 
 
 def _only_sweep(loaded: Loaded, dry_run: bool) -> LoadedSweep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -39,11 +40,23 @@ WORDS = {
 """Caller -> its words: the command line, `allranks.run`."""
 
 
+RESTART_MISSED = 75
+"""Exit status of a run that ended before it read a request to restart: EX_TEMPFAIL of sysexits.h."""
+
+
 class Session:
-    """Runs jobs one after the other, on one screen."""
+    """Runs jobs one after the other, on one screen. `restarts`: a pipe, of which each byte asks for a restart."""
 
     def __init__(
-        self, human: TextIO, output: str | None, *, colour: bool, logs: bool, quiet: bool, words: Words
+        self,
+        human: TextIO,
+        output: str | None,
+        *,
+        colour: bool,
+        logs: bool,
+        quiet: bool,
+        words: Words,
+        restarts: int | None = None,
     ) -> None:
         from allranks.views.live.renderer import Renderer
 
@@ -52,6 +65,9 @@ class Session:
         self._colour = colour
         self._quiet = quiet
         self._words = words
+        self._restarts = restarts
+        if restarts is not None:
+            os.set_blocking(restarts, False)
         self._renderer = Renderer(
             human, live=human.isatty(), colour=colour, logs=logs, quiet=quiet, on_closed=self._on_closed_output
         )
@@ -78,6 +94,8 @@ class Session:
             print_error(failure)
             return NOT_STARTED
         self._print_outcome(local, ending, failure)
+        if self._restarts is not None and not self._received and self._restart_requested():
+            return RESTART_MISSED
         if ending == "finished" and not failure:
             return OK if local.status.phase == "Succeeded" else FAILED
         if self._received:
@@ -90,7 +108,31 @@ class Session:
             # A signal that is ignored (nohup, background of a script) must stay ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._loop.add_signal_handler(number, self._stop, number)
-        return await local.run(self._renderer)
+        if self._restarts is None:
+            return await local.run(self._renderer)
+        local.develop()
+        self._loop.add_reader(self._restarts, self._restart)
+        try:
+            return await local.run(self._renderer)
+        finally:
+            self._loop.remove_reader(self._restarts)
+
+    def _restart(self) -> None:
+        assert self._run is not None
+        assert self._restarts is not None
+        assert self._loop is not None
+        if self._restart_requested():
+            self._run.restart()
+        else:  # `allranks dev` was killed
+            self._loop.remove_reader(self._restarts)
+            self._stop(signal.SIGTERM)
+
+    def _restart_requested(self) -> bool:
+        assert self._restarts is not None
+        try:
+            return bool(os.read(self._restarts, 4096))
+        except BlockingIOError:
+            return False
 
     def _stop(self, number: int) -> None:
         """Terminate the ranks at the first signal, at Ctrl-C after a checkpoint; kill them at a second Ctrl-C."""

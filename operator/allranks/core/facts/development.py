@@ -1,8 +1,8 @@
-"""Jobs that somebody develops with `allranks dev --cluster`: their failures wait for other code."""
+"""Jobs that somebody develops with `allranks dev`: their failures wait for other code."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from allranks.api.job import GROUP, Job
 from allranks.api.status import CodeStatus, Status
@@ -10,6 +10,14 @@ from allranks.api.status import CodeStatus, Status
 ANNOTATION = f"{GROUP}/developed-until"
 """On a job, written with the right to change it: a time that `allranks dev` renews while it is attached. It ends by
 itself if the machine of the developer sleeps."""
+ATTACHED_SECONDS = 300
+"""A job is developed for this long after the last renewal: longer than a short loss of the network."""
+RENEWAL_SECONDS = 60.0
+
+
+def attached_until(now: datetime) -> str:
+    """Return the value of the annotation of a job that is developed from now on."""
+    return (now + timedelta(seconds=ATTACHED_SECONDS)).isoformat(timespec="seconds")
 
 
 def until(job: Job, now: datetime) -> datetime | None:

@@ -51,6 +51,14 @@ def pod_name(job: str, role: str, index: int, attempt: int, restart: int = 0) ->
     return f"{base}-{restart}" if restart else base
 
 
+def name_in_attempt(pod: str, role: str, index: int, attempt: int) -> str:
+    """Return the name that a pod would have if it was created for this attempt, which restarted in it. Local runs give
+    this name to the log of the attempt."""
+    place = f"-{role}-{index}-"
+    job, _, numbers = pod.rpartition(place)
+    return pod if not job or numbers.partition("-")[0] == str(attempt) else f"{job}{place}{attempt}"
+
+
 def rank_name(rank: int | None, replica: str, node: str | None = None) -> str:
     """Return the name of a rank for people: `rank 3 (worker-1 on node-7)`; `worker-1` if its number is unknown."""
     where = f"{replica} on {node}" if node else replica

@@ -74,11 +74,13 @@ def suspend(snapshot: Snapshot) -> Outcome:
 
 
 def restart(snapshot: Snapshot) -> Outcome:
-    """Replace the attempt that a user names with a new one."""
+    """Replace the attempt that a user names with a new one. While `allranks dev` is attached, ranks are not asked for a
+    checkpoint."""
     job, status, now = snapshot.observed.job, snapshot.current, snapshot.observed.now
     if job.metadata.annotations.get(RESTART_ANNOTATION) != str(status.attempt):
         return None
-    if wait := checkpoints.ask_first(snapshot, "Restarted", "the job restarts"):
+    attached = development.until(job, now) is not None
+    if not attached and (wait := checkpoints.ask_first(snapshot, "Restarted", "the job restarts")):
         return wait
     new_pods = in_place.why_new_pods(snapshot, status)
     restarted = transitions.restart_on_request(job, status, "Restarted", "on request", now, new_pods)

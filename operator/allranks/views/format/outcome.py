@@ -15,7 +15,7 @@ from allranks.control_sequences import clean
 from allranks.core.diagnosis.reasons import cause_line, describe_exit_code, signal_name
 from allranks.core.diagnosis.verdict import MEANINGS
 from allranks.core.facts.attempt_pods import IN_PLACE
-from allranks.core.facts.naming import replica_key
+from allranks.core.facts.naming import name_in_attempt, replica_key
 from allranks.core.facts.status_summary import remarks
 from allranks.fields import encode
 from allranks.views.format.duration import elapsed
@@ -79,11 +79,9 @@ def failure_block(status: Status, logs: Path | None = None) -> Iterator[str]:
 
 def _log_of(logs: Path, failure: Failure) -> Path:
     """Return the log of the attempt that failed: pods in which attempts restarted have a log for each."""
-    place = f"-{failure.role}-{failure.index}-"
-    job, _, numbers = failure.pod.rpartition(place)
-    later = logs / f"{job}{place}{failure.attempt}.log"
-    began_later = job and numbers.partition("-")[0] != str(failure.attempt)
-    return later if began_later and later.exists() else logs / f"{failure.pod}.log"
+    name = name_in_attempt(failure.pod, failure.role, failure.index, failure.attempt)
+    log = logs / f"{name}.log"
+    return log if log.exists() else logs / f"{failure.pod}.log"
 
 
 def verdict(failure: Failure) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple, TextIO
 from allranks.api.status import FINISHED, Status
 from allranks.control_sequences import clean, clean_text
 from allranks.core.facts.model import Event, Pod
-from allranks.core.facts.naming import replica_key
+from allranks.core.facts.naming import name_in_attempt, replica_key
 from allranks.frameworks.hints import LogReader
 from allranks.views.format import progress as progress_text
 from allranks.views.format.duration import elapsed
@@ -161,10 +161,12 @@ class Renderer:
                 fold = Fold(self._reader) if self._reader else None
                 source = self._sources[name] = Source(name, *self._bounds, fold=fold)
             # Output of ranks that are stopped for a restart is mostly noise.
-            old = bool(pod.deleted_at) and pod.attempt < self._status.attempt
+            stops = bool(pod.deleted_at) or self._status.pods_of_attempt is not None
+            old = stops and pod.attempt < self._status.attempt
             if not old and source.pod != pod.name:
                 source.pod, source.latest = pod.name, b""
-            log = str(self._log_dir / f"{pod.name}.log") if self._log_dir else "the log"
+            file = f"{name_in_attempt(pod.name, pod.role, pod.index, pod.attempt)}.log"
+            log = str(self._log_dir / file) if self._log_dir else "the log"
             source.feed(data, next(self._order), old, log)
             self._wake()
 
