@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from allranks.api.status import PastAttempt, ProgressStatus, Status
@@ -10,6 +11,7 @@ from allranks.core.diagnosis import hardware, restart_policy
 from allranks.core.diagnosis.comparison import Comparison
 from allranks.core.diagnosis.culprit import Evidence, culprit, culprit_of_hang
 from allranks.core.diagnosis.patterns import absent, is_unreadable_data, joined, kind_of_error
+from allranks.core.diagnosis.verdict import judged
 from allranks.core.facts import bad_nodes
 from allranks.core.facts.model import RejectedCreate
 from allranks.core.facts.rank_reports import Position, Reports
@@ -40,6 +42,26 @@ def test_a_pod_without_a_node_is_the_cause_of_an_attempt_that_was_never_whole():
     assert cause.message.startswith("job-worker-3-0 had no node: 0/3 nodes are available")
     assert "worker-0: RuntimeError: Connection closed by peer" in cause.message
     assert restart_policy.decide_restart(JOB, NEVER_WHOLE, cause).action == "RestartUncounted"
+
+
+@table(
+    ("that waits for its containers", pending("worker", 3, node="node-1")),
+    ("whose program has started", pod("worker", 3, node="node-1")),
+    ("whose program has failed too", failed("worker", 3, node="node-1")),
+)
+def test_a_pod_that_gets_the_place_of_a_rank_that_gave_up_is_the_cause_of_an_attempt_that_was_never_whole(case):
+    (late,) = case
+    cause = weigh(NEVER_WHOLE, LOST, pod("worker", 1, placed_at=at(1)), replace(late, placed_at=LOST.time))
+    assert (cause.index, cause.node, cause.because) == (3, None, "NeverWhole")
+    assert cause.message.startswith("job-worker-3-0 had no node until another rank had given up")
+    assert judged(JOB, NEVER_WHOLE, cause).verdict == "Capacity"
+
+
+def test_a_pod_that_had_a_place_when_a_rank_gave_up_is_not_said_to_have_had_none():
+    late = pending("worker", 3, node="node-1", placed_at=LOST.time - timedelta(seconds=1))
+    cause = weigh(NEVER_WHOLE, LOST, pod("worker", 1), late)
+    assert (cause.node, judged(JOB, NEVER_WHOLE, cause).verdict) == ("node-1", "Unknown")
+    assert weigh(NEVER_WHOLE, LOST, pod("worker", 1), pod("worker", 3, placed_at=late.placed_at)) == LOST
 
 
 def test_a_pod_that_the_api_server_refused_is_the_cause_too():

@@ -152,11 +152,18 @@ def _not_passed(evidence: Evidence, failure: Failure) -> Failure | None:
 
 
 def _never_whole(evidence: Evidence, failure: Failure) -> Failure | None:
-    """Return the pod that did not run yet, if not all pods of the attempt ever ran at the same time."""
+    """Return the pod that did not run yet, if not all pods of the attempt ever ran at the same time.
+
+    A scheduler gives a waiting pod the place of a rank that has given up, before anything is decided about the failure.
+    """
     if evidence.status.running_time is not None:
         return None
-    pods = evidence.pods.values()
-    waiting = [pod for pod in pods if not pod.ended and pod.started_at is None and pod.deleted_at is None]
+    pods = [pod for pod in evidence.pods.values() if pod.deleted_at is None]
+    if late := [pod for pod in pods if pod.placed_at is not None and pod.placed_at >= failure.time]:
+        pod = min(late, key=lambda pod: (pod.role, pod.index))
+        text = f"{pod.name} had no node until another rank had given up"
+        return _of_pod(evidence, failure, replace(pod, node=None), "NeverWhole", text)
+    waiting = [pod for pod in pods if not pod.ended and pod.started_at is None]
     if waiting:
         pod = min(waiting, key=lambda pod: (_waits_for_others(pod), pod.node is not None, pod.role, pod.index))
         text = f"{pod.name} had {'not started' if pod.node else 'no node'}: {pod.waiting_text or 'no reason yet'}"
