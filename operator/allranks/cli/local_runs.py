@@ -78,7 +78,7 @@ def print_logs(run: StoredRun, replica: str | None = None, ranks: Sequence[int] 
     files = [
         file
         for file in run.logs()
-        if not replicas or any(file.stem.startswith(f"{run.job}-{prefix}-") for prefix in replicas)
+        if not replicas or any(file.stem.startswith(f"{run.job_name}-{prefix}-") for prefix in replicas)
     ]
     if not files:
         pods = ", ".join(file.stem for file in run.logs()) or "none"
@@ -87,4 +87,4 @@ def print_logs(run: StoredRun, replica: str | None = None, ranks: Sequence[int] 
         with file.open("rb") as opened:
             lines: Iterable[bytes] = opened if tail is None else deque(opened, maxlen=tail)
             for line in lines:
-                click.echo(f"{file.stem.removeprefix(f'{run.job}-')} | {clean(line.rstrip(), colour=False)}")
+                click.echo(f"{file.stem.removeprefix(f'{run.job_name}-')} | {clean(line.rstrip(), colour=False)}")

@@ -1,4 +1,4 @@
-"""The run directories of local runs: `runs/JOB/TIME`, with the link `runs/JOB/latest`.
+"""The run directories of local runs: `runs/JOB/TIME`, with the link `runs/JOB/latest`, or `runs/NAME` of `--run-dir`.
 
 A run holds a lock on its directory, which the kernel releases when the run ends, however it ends.
 """
@@ -11,9 +11,10 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,7 @@ PROGRESS_FILE = "progress.jsonl"
 CODE_FILE = "code.json"
 DIFFERENCES_FILE = "code.diff"
 """The differences of the code from its commit."""
+_TIME = re.compile(r"\d{8}-\d{6}(-\d+)?")
 STACKS_FILE = "dump-stacks"
 """A request for stack dumps (core/facts/rank_reports.py), by a process that is not the run itself."""
 
@@ -53,16 +55,33 @@ class StoredRun:
     """One run directory that contains a job file."""
 
     directory: Path
+    named: bool = field(default=False, kw_only=True)
+    """Whether it is `ROOT/NAME`, as `--run-dir` may name it, and not `ROOT/JOB/TIME`."""
     file: ClassVar[str] = RUN_FILE
 
     @property
     def job(self) -> str:
-        return self.directory.parent.name
+        """The first part of `name`."""
+        return self.directory.name if self.named else self.directory.parent.name
 
     @property
     def name(self) -> str:
-        """`JOB/TIME`, as the commands take it."""
-        return f"{self.job}/{self.directory.name}"
+        """`JOB/TIME`, or `NAME` of a named directory, as the commands take it."""
+        return self.job if self.named else f"{self.job}/{self.directory.name}"
+
+    @property
+    def job_name(self) -> str:
+        """The name of the job in the file, with which the names of its logs begin."""
+        metadata = self.manifest.get("metadata")
+        return str((metadata if isinstance(metadata, dict) else {}).get("name") or self.job)
+
+    @property
+    def age_key(self) -> tuple[str, str]:
+        """A key that sorts the oldest first: the time in the name of the directory, else the start."""
+        name = self.directory.name
+        if _TIME.fullmatch(name):
+            return name, name
+        return f"{self.started.astimezone():%Y%m%d-%H%M%S}" if self.started else "", name
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -136,6 +155,8 @@ class StoredRun:
             shutil.rmtree(self.directory)
         except OSError as error:
             raise RunsError(f"{self.directory} cannot be removed: {error.strerror}") from error
+        if self.named:
+            return
         parent, link = self.directory.parent, self.directory.parent / LATEST
         remaining = sorted(run.directory.name for run in _runs_in(parent))
         with contextlib.suppress(OSError):
@@ -227,12 +248,14 @@ def _names(job: str) -> Iterator[Path]:
 def stored_runs(root: Path = ROOT) -> list[StoredRun]:
     """Return all runs below `root`, by job, the oldest first."""
     parents = sorted(path for path in root.glob("*") if path.is_dir() and not path.is_symlink())
-    return [run for parent in parents for run in _runs_in(parent)]
+    runs = [run for parent in parents for run in _runs_in(parent)]
+    named = [StoredRun(path, named=True) for path in parents if (path / RUN_FILE).is_file()]
+    return sorted([*runs, *named], key=lambda run: (run.job, run.age_key))
 
 
 def find_run(name: str, root: Path = ROOT, among: Sequence[StoredRun] | None = None) -> StoredRun:
     """Return the run `JOB/TIME`, or the newest run of `JOB`. `among`: those below `root`. Raise RunsError."""
-    stored = stored_runs(root) if among is None else among
+    stored = stored_runs(root) if among is None else among  # the newest run of a job is its last one
     job, _, time = name.partition("/")
     runs = [run for run in stored if run.job == job]
     if not runs:

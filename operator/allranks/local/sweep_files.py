@@ -1,4 +1,6 @@
-"""The stored sweeps of this machine, `runs/SWEEP/TIME/sweep.json` with `trials/TRIAL/job.json`, beside its runs."""
+"""The stored sweeps of this machine, `runs/SWEEP/TIME/sweep.json` with `trials/TRIAL/job.json`, beside its runs.
+
+A sweep with `--run-dir runs/NAME` is `runs/NAME/sweep.json`."""
 
 from __future__ import annotations
 
@@ -98,8 +100,7 @@ def _moment(text: Any) -> datetime | None:
 
 def list_stored(root: Path = ROOT) -> list[StoredRun]:
     """Return all runs and sweeps below `root`, by name, the oldest first."""
-    entries = [*stored_runs(root), *map(StoredSweep, stored_sweeps(root))]
-    return sorted(entries, key=lambda run: (run.job, run.directory.name))
+    return sorted([*stored_runs(root), *stored_sweeps(root)], key=lambda run: (run.job, run.age_key))
 
 
 def find_stored(name: str, root: Path = ROOT) -> StoredRun:
@@ -107,6 +108,9 @@ def find_stored(name: str, root: Path = ROOT) -> StoredRun:
     RunsError."""
     entries = list_stored(root)
     whole, _, trial = name.rpartition("/")
+    named = [run for run in entries if run.named and run.name == whole]
+    if found_trial := next(_trials(named, trial), None):
+        return found_trial
     if "/" in whole:
         sweep = run_directories.find_run(whole, root, entries)
         if found_trial := next(_trials([sweep], trial), None):
@@ -116,7 +120,7 @@ def find_stored(name: str, root: Path = ROOT) -> StoredRun:
         return run_directories.find_run(name, root, entries)
     except RunsError:
         if trials := list(_trials(entries, name)):
-            return max(trials, key=lambda trial: trial.directory.parts[-3])
+            return max(trials, key=lambda trial: trial.sweep.age_key)
         raise
 
 
@@ -142,9 +146,16 @@ def find_sweep(name: str, root: Path = ROOT) -> Path | None:
     return max(directories, key=lambda path: path.name, default=None)
 
 
-def stored_sweeps(root: Path = ROOT) -> list[Path]:
-    """Return the run directories of all sweeps, by name, the oldest first."""
-    return sorted(path.parent for path in root.glob(f"*/*/{SWEEP_FILE}") if not path.parent.is_symlink())
+def stored_sweeps(root: Path = ROOT) -> list[StoredSweep]:
+    """Return all sweeps below `root`, by name, the oldest first."""
+    named = {False: root.glob(f"*/*/{SWEEP_FILE}"), True: root.glob(f"*/{SWEEP_FILE}")}
+    sweeps = [
+        StoredSweep(path.parent, named=is_named)
+        for is_named, files in named.items()
+        for path in files
+        if not path.parent.is_symlink()
+    ]
+    return sorted(sweeps, key=lambda sweep: (sweep.job, sweep.age_key))
 
 
 def read_sweep(run_dir: Path, name: str = "") -> Manifest:

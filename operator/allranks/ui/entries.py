@@ -107,9 +107,7 @@ class Entry(Item):
     @property
     def job(self) -> str:
         """The name of the job."""
-        if self.source == "archive":
-            return str(self.metadata["name"])
-        return self.name if self.source == "jobs" else self.group
+        return self.name if self.source == "jobs" else str(self.metadata["name"])
 
     @cached_property
     def status(self) -> Status:

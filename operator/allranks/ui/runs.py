@@ -15,7 +15,7 @@ from allranks.core.facts.naming import replica_key
 from allranks.local import stored_logs
 from allranks.local.run_directories import RUN_FILE, StoredRun, stored_runs
 from allranks.local.stored_logs import StoredLog, matches
-from allranks.local.sweep_files import StoredSweep, StoredTrial, stored_sweeps
+from allranks.local.sweep_files import StoredTrial, stored_sweeps
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry
 from allranks.ui.logs import POLL_SECONDS, LogLine, LogQuery, LogTail, log_line
@@ -84,12 +84,13 @@ def _read(
 ) -> tuple[dict[tuple[str, str], _Mark], dict[tuple[str, str], Entry]]:
     """Return (mark, entry) of each run and trial. An entry with the same mark as before is not read again.
 
-    A trial has the time of its sweep: `runs/TRIAL/TIME`.
+    A trial has the time of its sweep: `runs/TRIAL/TIME`. A directory ROOT/NAME is `runs/NAME/NAME`, its
+    trials are `runs/TRIAL/NAME`.
     """
     new_marks: dict[tuple[str, str], _Mark] = {}
     entries: dict[tuple[str, str], Entry] = {}
     try:
-        trials = [trial for directory in stored_sweeps(root) for trial in StoredSweep(directory).trials]
+        trials = [trial for sweep in stored_sweeps(root) for trial in sweep.trials]
         stored: list[StoredRun] = [*stored_runs(root), *trials]
     except OSError:
         return new_marks, entries
@@ -109,7 +110,11 @@ def _read(
         active = run.running if old is None or old.active or not same else False
         mark = (info.st_mtime_ns, info.st_size, active, decided)
         unchanged = old is not None and marks.get(key) == mark
-        entry = old if unchanged else _entry(run, key, active, sweep.name if sweep else "", decided)
+        entry = (
+            old
+            if unchanged
+            else _entry(run, key, active, f"{sweep.job}/{sweep.directory.name}" if sweep else "", decided)
+        )
         if entry is not None:
             new_marks[key], entries[key] = mark, entry
     return new_marks, entries
@@ -123,7 +128,7 @@ def _entry(run: StoredRun, key: tuple[str, str], active: bool, sweep: str, decid
         return None
     if not isinstance(job, dict) or not all(isinstance(job.get(part) or {}, dict) for part in _PARTS):
         return None
-    job["metadata"] = {"name": run.job, "uid": "", **(job.get("metadata") or {})}
+    job["metadata"] = {"name": run.job_name, "uid": "", **(job.get("metadata") or {})}
     job["spec"] = job.get("spec") or {}
     return Entry("runs", *key, job, active, run.directory.resolve(), sweep, decided)
 

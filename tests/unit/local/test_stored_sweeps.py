@@ -130,3 +130,21 @@ def test_the_report_of_a_name_is_that_of_its_newest_run_or_sweep(here: Path) -> 
     a_sweep(here)
     stored(here, "search/20260304-111500", "Failed")
     assert allranks("report", "search").stdout.startswith("search Failed")
+
+
+def test_a_sweep_and_a_run_in_a_directory_that_run_dir_named_are_listed_read_and_removed_by_its_name(
+    here: Path,
+) -> None:
+    here.mkdir()
+    a_sweep(here.parent / "elsewhere").rename(here / "tpe")
+    (here / "tpe" / "trials" / "search-0").rename(here / "lone")
+    for time in ("20260305-101500", "20260303-101500"):
+        stored(here, f"a/{time}")
+    listed = [name for (name,) in columns(allranks("runs"), 0)[1:]]
+    assert listed == ["a/20260305-101500", "tpe", "lone", "a/20260303-101500"], "the newest first"
+    assert allranks("runs", "logs", "lone", "--replica", "worker-0").stdout == "worker-0-0 | hello\n"
+    for name in ("tpe/search-1", "tpe/tpe/search-1", "search-1"):
+        assert find_stored(name, here).name == "tpe/search-1"
+    assert find_stored("tpe", here).directory == here / "tpe"
+    assert allranks("runs", "rm", "tpe", "lone").stdout == "removed tpe\nremoved lone\n"
+    assert sorted(path.name for path in here.iterdir()) == ["a"]

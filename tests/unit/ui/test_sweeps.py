@@ -15,7 +15,7 @@ from support.archives import WrittenArchive
 from support.job_api import JobApi
 from support.live import eventually
 from support.sweep_samples import a_sweep, trial_of, with_gpu_time
-from support.ui_samples import HOSTILE, a_job, a_run, event
+from support.ui_samples import HOSTILE, a_job, a_run, event, write_run
 from support.ui_server import UiServer
 from unit.views.test_sweep_report import finished
 
@@ -245,7 +245,10 @@ def with_trial(tmp_path: Path, number: int = 0, phase: str = "Succeeded") -> str
     directory = tmp_path / "runs" / "search" / "20260304-100000"
     if not directory.exists():
         store(tmp_path)
-    a_run(directory, "trials", f"search-{number}", phase, {f"search-{number}-worker-0-0": b"the log of a trial\n"})
+    name = f"search-{number}"
+    write_run(
+        a_run(directory, "trials", name, phase, {f"{name}-worker-0-0": b"the log of a trial\n"}), a_job(name, phase)
+    )
     return f"runs/search-{number}/20260304-100000"
 
 
@@ -277,3 +280,14 @@ def test_a_sweep_of_this_machine_has_an_age(server: UiServer, tmp_path: Path):
     store(tmp_path)
     [row] = [row for row in server.get("/sweeps").text.split("<tr>") if "/sweeps/runs/search" in row]
     assert "<td></td></tr>" not in row
+
+
+def test_a_sweep_in_a_directory_that_run_dir_named_is_listed_with_its_trials(server: UiServer, tmp_path: Path):
+    address = with_trial(tmp_path)
+    runs = tmp_path / "runs"
+    (runs / "search" / "20260304-100000").rename(runs / "tpe")
+    assert '<a href="/sweeps/runs/tpe/tpe">' in server.get("/sweeps").text
+    address = address.replace("20260304-100000", "tpe")
+    eventually(lambda: f'<a href="/{address}">' in server.get("/sweeps/runs/tpe/tpe").text)
+    assert "the log of a trial" in server.get(f"/{address}/logs").text
+    assert '<a href="/sweeps/runs/tpe/tpe">sweep tpe</a>' in server.get(f"/{address}").text

@@ -41,6 +41,7 @@ Examples:
   allranks runs prune --older-than 7d
 \b
 RUN is JOB for the newest run of the job, or JOB/TIME; TRIAL or SWEEP/TIME/TRIAL is a trial of a sweep.
+A run or sweep with --run-dir runs/NAME is NAME. --root DIR: the runs and sweeps DIR/JOB/TIME and DIR/NAME.
 """,
 )
 @click.option(
@@ -68,7 +69,7 @@ def list_(root: Path, output: str | None, trials: bool) -> None:
     from allranks.local.sweep_files import StoredSweep, list_stored
     from allranks.views.format.table import Table
 
-    stored = sorted(list_stored(root), key=lambda run: run.directory.name, reverse=True)
+    stored = sorted(list_stored(root), key=lambda run: run.age_key, reverse=True)
     if output:
         click.echo(json.dumps([_as_json(run) for run in stored], indent=2))
         return

@@ -117,11 +117,11 @@ async def jobs_of(namespace: str) -> Response:
 async def newest_run(state: StateOf, job: str) -> Response:
     """Lead to the newest run of a job."""
     entries = [*await state.entries("runs"), *await state.runs.trials()]
-    names = [entry.name for entry in entries if entry.group == job]
-    if not names:
+    runs = [entry for entry in entries if entry.group == job]
+    if not runs:
         raise Problem(404, f"there is no run of {job} in {state.runs.root}: allranks runs lists them")
-    newest = max(names)
-    return RedirectResponse(f"/runs/{quote(job, safe='')}/{quote(newest, safe='')}", 303)
+    newest = max(runs, key=lambda entry: (str(entry.metadata.get("creationTimestamp") or ""), entry.name))
+    return RedirectResponse(f"/{newest.path}", 303)
 
 
 # --- one job ---------------------------------------------------------------------------------------------------------

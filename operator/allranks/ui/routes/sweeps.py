@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from allranks.kube import paths
 from allranks.kube.decoding import ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.object_text import ObjectText, of_manifest
-from allranks.local.sweep_files import SWEEP_FILE, StoredSweep, read_sweep, stored_sweeps
+from allranks.local.sweep_files import StoredSweep, read_sweep, stored_sweeps
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Item, Manifest, Source, newest_first, owner_sweep
 from allranks.ui.openapi import ObjectList, Sweep, SweepList
@@ -38,8 +39,12 @@ from allranks.views.report.sweep import SweepReport
 from allranks.views.report.sweep_cost import TrialJob, TrialJobs
 
 
+@dataclass(frozen=True)
 class SweepEntry(Item):
     """A sweep, or a run of one."""
+
+    directory: Path | None = None
+    """Directory of a run; None for others."""
 
 
 def row(sweep: SweepEntry, now: datetime) -> tuple[str, tuple[str, ...]]:
@@ -100,22 +105,18 @@ def _archived(sweep: Manifest | ObjectText) -> SweepEntry:
     return SweepEntry("archive", namespace, folder, sweep, active=False)
 
 
-def _directories(state: State) -> list[Path]:
-    return list(stored_sweeps(state.runs.root))
-
-
 def _runs(state: State) -> list[SweepEntry]:
     out = []
-    for directory in sorted(_directories(state), key=lambda path: (path / SWEEP_FILE).stat().st_mtime_ns, reverse=True):
+    for sweep in sorted(stored_sweeps(state.runs.root), key=lambda sweep: sweep.age_key, reverse=True):
         with contextlib.suppress(AllranksError):
-            out.append(_run(directory))
+            out.append(_run(sweep))
     return out
 
 
-def _run(directory: Path) -> SweepEntry:
-    """Return the sweep in a directory. Raises RunsError."""
-    active = StoredSweep(directory).running
-    return SweepEntry("runs", directory.parent.name, directory.name, read_sweep(directory), active)
+def _run(sweep: StoredSweep) -> SweepEntry:
+    """Return a sweep of this machine. Raises RunsError."""
+    directory = sweep.directory
+    return SweepEntry("runs", sweep.job, directory.name, read_sweep(directory), sweep.running, directory)
 
 
 # --- one sweep -------------------------------------------------------------------------------------------------------
@@ -126,7 +127,8 @@ async def find(state: StateOf, source: Source, group: str, name: str) -> SweepEn
     if source == "archive":
         return _archived(await state.archived().sweep(group, name))
     if source == "runs":
-        stored = {(path.parent.name, path.name): path for path in await asyncio.to_thread(_directories, state)}
+        sweeps = await asyncio.to_thread(stored_sweeps, state.runs.root)
+        stored = {(sweep.job, sweep.directory.name): sweep for sweep in sweeps}
         if (group, name) not in stored:
             raise Problem(404, f"there is no sweep {group}/{name} in {state.runs.root}")
         try:
@@ -161,8 +163,8 @@ def _build_report(sweep: SweepEntry, jobs: Callable[[], TrialJobs]) -> SweepRepo
 
 async def _trial_jobs(state: State, sweep: SweepEntry) -> Callable[[], TrialJobs]:
     """Return a function that decodes the jobs of the trials: existing jobs until now, deleted jobs until their end."""
-    if sweep.source == "runs":
-        return lambda: trials_of_run(state.runs.root / sweep.group / sweep.name)
+    if directory := sweep.directory:
+        return lambda: trials_of_run(directory)
     existing: list[Entry] = []
     deleted: list[Manifest] = []
     problem = ""
