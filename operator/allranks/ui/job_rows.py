@@ -9,12 +9,11 @@ from datetime import datetime
 
 from allranks.kube.object_text import ObjectText
 from allranks.ui.entries import Entry
+from allranks.ui.experiment import DECODED_BYTES, Values, parameters
 from allranks.views.format.duration import age
 from allranks.views.format.plots import scaled
 from allranks.views.job_view import JobView
 
-COUNTED_BYTES = 32 * 1024
-"""Size of a job whose GPUs are counted in a list. A hundred jobs with the largest templates would take ten seconds."""
 SPARK_WIDTH, SPARK_HEIGHT = 90, 20
 
 
@@ -27,18 +26,20 @@ class JobRow:
     """Without the spec, of which a hundred large ones would take half a gigabyte."""
     framework: str
     gpus: int
-    """0 if it is unknown: it is not counted for a job of more than COUNTED_BYTES."""
+    """0 if it is unknown: it is not counted for a job of more than DECODED_BYTES."""
     age: str
     spark: str
     """The curve as points of a polyline of SPARK_WIDTH x SPARK_HEIGHT; empty if there is none."""
+    values: Values
 
 
 def job_row(entry: Entry, now: datetime) -> JobRow:
     whole = JobView(entry.manifest, entry.status, entry.until(entry.status, now), entry.active)
     view = replace(whole, manifest={"metadata": whole.metadata})
     created = age(entry.created, now) if entry.created else ""
-    is_large = isinstance(entry.content, ObjectText) and len(entry.content.json) > COUNTED_BYTES
-    return JobRow(entry, view, whole.framework, 0 if is_large else whole.gpus, created, _spark(view.curve))
+    is_large = isinstance(entry.content, ObjectText) and len(entry.content.json) > DECODED_BYTES
+    of_job = Values({} if is_large else parameters(whole.spec), whole.status)
+    return JobRow(entry, view, whole.framework, 0 if is_large else whole.gpus, created, _spark(view.curve), of_job)
 
 
 def _spark(values: Sequence[float | None]) -> str:

@@ -15,7 +15,7 @@ from allranks.core.facts.naming import replica_key
 from allranks.local import stored_logs
 from allranks.local.run_directories import RUN_FILE, StoredRun, stored_runs
 from allranks.local.stored_logs import StoredLog, matches
-from allranks.local.sweep_files import StoredTrial, stored_sweeps
+from allranks.local.sweep_files import StoredSweep, StoredTrial, stored_sweeps
 from allranks.ui.changes import Hub
 from allranks.ui.entries import Entry
 from allranks.ui.logs import POLL_SECONDS, LogLine, LogQuery, LogTail, log_line
@@ -46,6 +46,10 @@ class Runs:
         """Return the trials of the sweep `SWEEP/TIME`, or of all."""
         await self._refresh()
         return [entry for entry in self._entries.values() if entry.sweep and sweep in ("", entry.sweep)]
+
+    def sweeps(self) -> list[StoredSweep]:
+        """Return the sweeps, by name. Blocks."""
+        return stored_sweeps(self.root)
 
     async def get(self, job: str, time: str) -> Entry:
         """Return a run. Raises Problem if there is none."""

@@ -22,6 +22,7 @@ from allranks.api.job import GROUP, PLURAL
 from allranks.errors import ClusterError
 from allranks.kube.auth import Connection
 from allranks.kube.cluster import Cluster, user_client
+from allranks.local.sweep_files import StoredSweep
 from allranks.shares import Share, Turns, largest_share
 from allranks.ui.archive import AllowedArchive, Right, SharedArchive
 from allranks.ui.changes import Hub
@@ -73,6 +74,12 @@ class NoRuns(Runs):
         super().__init__(Path(), hub)
 
     async def all(self) -> list[Entry]:
+        return []
+
+    async def trials(self, sweep: str = "") -> list[Entry]:
+        return []
+
+    def sweeps(self) -> list[StoredSweep]:
         return []
 
     async def get(self, job: str, time: str) -> Entry:

@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from allranks.archive.store import ArchiveError
 from allranks.core.facts.compatibility import parsed, program_arguments
+from allranks.ui import experiment
 from allranks.ui.curves import Curves
 from allranks.ui.entries import Entry, Manifest, Source, in_order, newest_first
+from allranks.ui.experiment import Values
 from allranks.ui.problems import RESPONSES, Problem
 from allranks.ui.rendering import address_of_curves, render
 from allranks.ui.routes.rest import StateOf, as_printed
@@ -39,8 +41,7 @@ Jobs = Annotated[
     list[str],
     Query(
         alias="job",
-        max_length=MOST_JOBS,
-        description="jobs/NAMESPACE/NAME, runs/JOB/TIME or archive/NAMESPACE/NAME-UID.",
+        description=f"jobs/NAMESPACE/NAME, runs/JOB/TIME or archive/NAMESPACE/NAME-UID, up to {MOST_JOBS}.",
     ),
 ]
 
@@ -114,12 +115,25 @@ def _named(items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         yield (item["name"] if isinstance(item, Mapping) and isinstance(item.get("name"), str) else place), item
 
 
+def sides(jobs: Sequence[Values]) -> list[tuple[str, list[str]]]:
+    """Return (title, its value in each job) of the parameters in which the jobs differ, and of all metrics."""
+    keys = dict.fromkeys(key for job in jobs for key in job.keys())  # noqa: SIM118 (it is no mapping)
+    rows = [(key, [job.text(key) for job in jobs]) for key in keys]
+    return [
+        (experiment.title(key), texts)
+        for key, texts in sorted(rows, key=lambda row: experiment.KINDS.index(row[0].partition(":")[0]))
+        if not key.startswith(experiment.PARAMETER) or len(set(texts)) > 1
+    ][:MOST_ROWS]
+
+
 # --- routes ----------------------------------------------------------------------------------------------------------
 
 
 async def _entries_of(state: State, paths: Sequence[str]) -> list[Entry]:
     """Return the entries at these paths, without duplicates. Raises Problem."""
     entries = []
+    if len(paths) > MOST_JOBS:
+        raise Problem(422, f"job: {len(paths)} jobs are selected, and up to {MOST_JOBS} can be compared")
     for path in dict.fromkeys(paths):
         source, _, place = path.partition("/")
         group, _, name = place.partition("/")
@@ -173,6 +187,7 @@ async def compare_page(state: StateOf, job: Jobs = []) -> Response:  # noqa: B00
         chosen={entry.key for entry in entries},
         offered=offered[:MOST_CHOICES],
         curves=address_of_curves(job) if any(report.metric_names() for report in reports) else "",
+        sides=sides([experiment.values(entry) for entry in entries]),
         metrics=[(entry, text.metrics(report)) for entry, report in zip(entries, reports, strict=True)],
         rows=[_figures(entry, report) for entry, report in zip(entries, reports, strict=True)],
         differences=differences([_spec(entry) for entry in entries]),

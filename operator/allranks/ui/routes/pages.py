@@ -20,13 +20,13 @@ from allranks.core.facts.naming import SWEEP_LABEL, replica_key
 from allranks.errors import ClusterError
 from allranks.local.run_directories import INTERRUPTED
 from allranks.local.stored_logs import stored_logs
-from allranks.ui import job_rows
+from allranks.ui import experiment, job_rows
 from allranks.ui.actions import Action, actions
-from allranks.ui.entries import Entry, in_order, owner_sweep, selection
+from allranks.ui.entries import Entry, owner_sweep, selection
 from allranks.ui.logs import MOST_LINES, LogQuery, LogTail
 from allranks.ui.problems import Problem
 from allranks.ui.rendering import address_of_curves, read_form, render, stream_address
-from allranks.ui.routes import rest
+from allranks.ui.routes import compare, rest
 from allranks.ui.routes.rest import EntryOf, Item, StateOf
 from allranks.ui.runs import log_file
 from allranks.ui.state import USER, State
@@ -56,35 +56,61 @@ async def show_jobs(
     phase: str = "",
     label: str = "",
     text: str = "",
+    where: Annotated[str, Query(max_length=1000)] = "",
+    sort: Annotated[str, Query(max_length=200)] = "",
+    column: Annotated[list[str], Query(max_length=experiment.MOST_COLUMNS)] = [],  # noqa: B006 (FastAPI copies it)
+    trials: bool = False,
     page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+    run_page: Annotated[int, Query(ge=1, le=100_000)] = 1,
 ) -> Response:
-    """Show jobs of the cluster and runs of this machine."""
-    selects = selection(namespace, phase, label, text)
-    entries = await state.entries("jobs")
+    """Show jobs of the cluster and runs of this machine, with their parameters and metrics."""
+    selects, has_values = selection(namespace, phase, label, text), experiment.selection(where)
+    entries, of_machine = await state.entries("jobs"), await state.entries("runs")
+    stored_trials = await state.runs.trials()
     now = state.now()
-    jobs = in_order(filter(selects, entries))
-    runs = in_order(filter(selects, await state.entries("runs")))
-    begin = (page - 1) * PAGE
 
-    def page_address(number: int) -> str:
-        values = {**dict(request.query_params), "page": str(number)}
-        return f"?{urlencode({key: value for key, value in values.items() if value})}"
+    def chosen(entries: list[Entry]) -> list[Entry]:
+        return experiment.ordered((entry for entry in entries if selects(entry) and has_values(entry)), sort, now)
+
+    of_machine += stored_trials if trials else []
+    if sort or where:  # every job is decoded
+        jobs, runs = await state.compute(chosen, entries), await state.compute(chosen, of_machine)
+    else:
+        jobs, runs = chosen(entries), chosen(of_machine)
+    rows = [job_rows.job_row(entry, now) for entry in _page(jobs, page)]
+    run_rows = [job_rows.job_row(entry, now) for entry in _page(runs, run_page)]
+    of_rows = [row.values for row in (*rows, *run_rows)]
+
+    def address(**changed: str) -> str:
+        values = [item for item in request.query_params.multi_items() if item[0] not in changed]
+        return f"?{urlencode([(key, value) for key, value in (*values, *changed.items()) if value])}"
 
     overview = render(
         "jobs",
         live=stream_address(namespace=namespace),
         warning=state.problem if state.jobs else "",
         no_cluster=state.no_cluster,
-        rows=[job_rows.job_row(entry, now) for entry in jobs[begin : begin + PAGE]],
-        runs=[job_rows.job_row(entry, now) for entry in runs[:PAGE]],
+        rows=rows,
+        runs=run_rows,
+        columns={
+            source: experiment.columns([row.values for row in of_source], column, sort)
+            for source, of_source in (("jobs", rows), ("runs", run_rows))
+        },
+        offered=[(key, experiment.title(key)) for key in sorted(experiment.offered(of_rows), key=_of_kind)],
+        most=compare.MOST_JOBS,
+        order=sort,
+        trials=trials if stored_trials else None,
         totals=_totals(jobs),
         run_count=len(runs),
         page=page,
-        pages=max(1, -(-len(jobs) // PAGE)),
-        page_address=page_address,
+        pages=_pages(jobs),
+        run_page=run_page,
+        run_pages=_pages(runs),
+        address=address,
         namespaces=sorted({entry.group for entry in entries}),
         phases=["Pending", "Queued", "Running", "Restarting", "Suspended", "Succeeded", "Failed", INTERRUPTED],
-        chosen={"namespace": namespace, "phase": phase, "label": label, "text": text},
+        chosen={"namespace": namespace, "phase": phase, "label": label, "text": text, "where": where},
+        chosen_columns=column,
         root=str(state.runs.root),
         one_namespace=state.jobs.namespace if state.jobs else None,
         choices=state.choices,
@@ -92,6 +118,19 @@ async def show_jobs(
     if USER.get():
         remember_namespace(overview, namespace)
     return overview
+
+
+def _page(entries: list[Entry], number: int) -> list[Entry]:
+    return entries[(number - 1) * PAGE : number * PAGE]
+
+
+def _pages(entries: list[Entry]) -> int:
+    return max(1, -(-len(entries) // PAGE))
+
+
+def _of_kind(key: str) -> tuple[int, str]:
+    kind, _, name = key.partition(":")
+    return experiment.KINDS.index(kind), name
 
 
 def _totals(jobs: list[Entry]) -> str:
@@ -156,7 +195,7 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
         tiles=list(html.tiles(report)),
         sections=[
             *(section for section in html.sections(report) if not section.lines),  # these only in report.html
-            *_checkpoints(entry, now),
+            *checkpoint_sections(entry, now),
         ],
         ranks=ranks[:MOST_RANKS],
         more_ranks=len(ranks) - MOST_RANKS,
@@ -175,7 +214,8 @@ async def job(state: StateOf, entry: EntryOf) -> Response:
     )
 
 
-def _checkpoints(entry: Entry, now: datetime) -> Iterator[html.Section]:
+def checkpoint_sections(entry: Entry, now: datetime) -> Iterator[html.Section]:
+    """Yield the table of the newest checkpoints, if there are any."""
     grid = checkpoints.table(entry.status, now)
     due = checkpoints.schedule(entry.manifest.get("spec") or {}, entry.status)
     notes = [note for note in (checkpoints.rollback(entry.status), due and f"Due {due}.") if note]

@@ -23,7 +23,7 @@ from allranks.kube import paths
 from allranks.kube.decoding import ObjectMeta, decoder
 from allranks.kube.job_codec import DecodeError
 from allranks.kube.object_text import ObjectText, of_manifest
-from allranks.local.sweep_files import StoredSweep, read_sweep, stored_sweeps
+from allranks.local.sweep_files import StoredSweep, read_sweep
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.entries import Entry, Item, Manifest, Source, newest_first, owner_sweep
 from allranks.ui.openapi import ObjectList, Sweep, SweepList
@@ -107,7 +107,7 @@ def _archived(sweep: Manifest | ObjectText) -> SweepEntry:
 
 def _runs(state: State) -> list[SweepEntry]:
     out = []
-    for sweep in sorted(stored_sweeps(state.runs.root), key=lambda sweep: sweep.age_key, reverse=True):
+    for sweep in sorted(state.runs.sweeps(), key=lambda sweep: sweep.age_key, reverse=True):
         with contextlib.suppress(AllranksError):
             out.append(_run(sweep))
     return out
@@ -127,7 +127,7 @@ async def find(state: StateOf, source: Source, group: str, name: str) -> SweepEn
     if source == "archive":
         return _archived(await state.archived().sweep(group, name))
     if source == "runs":
-        sweeps = await asyncio.to_thread(stored_sweeps, state.runs.root)
+        sweeps = await asyncio.to_thread(state.runs.sweeps)
         stored = {(sweep.job, sweep.directory.name): sweep for sweep in sweeps}
         if (group, name) not in stored:
             raise Problem(404, f"there is no sweep {group}/{name} in {state.runs.root}")

@@ -17,9 +17,10 @@
     notice.hidden = !text;
   }
 
-  // A page that was closed by the user stays open, also when its new version is closed.
+  // What the user has opened stays open, and what the user has selected stays selected.
   const keep = {
-    beforeAttributeUpdated: (name, node) => !(name === "open" && node.tagName === "DETAILS"),
+    beforeAttributeUpdated: (name, node) =>
+      !(name === "open" && node.tagName === "DETAILS") && !(name === "checked" && node.name === "job"),
     // What another script has drawn stays; that script loads its data again.
     beforeNodeMorphed: (node) => !(node.dataset && "drawn" in node.dataset),
   };
