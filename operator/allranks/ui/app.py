@@ -27,7 +27,7 @@ from allranks.ui.bodies import Bodies
 from allranks.ui.changes import Hub
 from allranks.ui.cluster_jobs import ClusterJobs
 from allranks.ui.problems import MEDIA_TYPE, Problem, details
-from allranks.ui.routes import capacity, compare, history, new_job, pages, rest, stacks, sweeps
+from allranks.ui.routes import capacity, compare, files, history, new_job, pages, rest, stacks, sweeps
 from allranks.ui.runs import Runs
 from allranks.ui.state import USER, State
 from allranks.ui.users import REJECTED, ChooseNamespace, Users
@@ -146,7 +146,7 @@ def build(
         redoc_url=None,
         generate_unique_id_function=openapi.operation_id,
     )
-    subjects = (sweeps, capacity, history, compare, stacks, new_job)
+    subjects = (sweeps, capacity, history, compare, stacks, files, new_job)
     for router in (*(subject.api for subject in subjects), rest.router):
         app.include_router(router)
     for router in (*(subject.pages for subject in subjects), pages.router):

@@ -51,7 +51,7 @@ def test_it_describes_each_route(document: Schema):
     assert document["openapi"].startswith("3.")
     routes = {(verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs}
     item = "/api/v1/{source}/{group}/{name}"
-    parts = ("attempts", "ranks", "pods", "events", "report", "report.html", "logs", "stacks")
+    parts = ("attempts", "ranks", "pods", "events", "report", "report.html", "logs", "stacks", "files", "files/{path}")
     assert routes == {
         *(("GET", f"/api/v1/{name}") for name in ("jobs", "runs", "stream", "queues", "nodes", "history", "compare")),
         ("GET", "/api/v1/curves"),
