@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from bench.common import Manifest, memory  # noqa: E402
 from bench.ui import get, served, timed  # noqa: E402
-from support.ui_samples import a_run, progress, times  # noqa: E402
+from support.ui_samples import a_job, a_run, progress, times, write_run  # noqa: E402
 
 RUN = "runs/long/20260304-101500"
 
@@ -26,7 +26,9 @@ RUN = "runs/long/20260304-101500"
 def write_runs(root: Path, runs: int, points: int) -> None:
     for number in range(runs):
         status = {"progress": progress(1000), "times": times()}
-        a_run(root, f"train-{number % 10}", f"20260304-{number:06}", "Succeeded", **status)
+        job = a_job(f"train-{number % 10}", "Succeeded", **status)
+        job["spec"]["args"] = [f"--lr={number / runs}", f"--batch-size={2 ** (number % 8)}", "--epochs=3"]
+        write_run(a_run(root, f"train-{number % 10}", f"20260304-{number:06}", "Succeeded"), job)
     folder = a_run(root, "long", "20260304-101500", "Succeeded", progress=progress(1000))
     began = datetime.now(UTC) - timedelta(hours=1)
     with (folder / "progress.jsonl").open("w") as file:
@@ -46,7 +48,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder) / "runs", asked.runs, asked.points)
         with served(Path(folder) / "none", Path(folder) / "runs") as (pid, host, token):
-            for path in ("/", f"/{RUN}", f"/api/v1/curves?job={RUN}", "/compare", "/history"):
+            for path in (
+                "/",
+                "/?sort=param:lr",
+                "/?where=loss<1,lr<0.5",
+                f"/{RUN}",
+                f"/{RUN}/files",
+                f"/api/v1/curves?job={RUN}",
+                "/compare",
+                "/history",
+            ):
 
                 def ask(path: str = path) -> int:
                     return get(lambda: http.client.HTTPConnection(host, timeout=60), path, token)

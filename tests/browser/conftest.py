@@ -75,6 +75,8 @@ def api(tmp_path: Path) -> Iterator[JobApi]:
     )
     waiting = a_job("vision", "Queued", 8, conditions=[], ready="0/8")
     done = a_job("digits", "Succeeded", completionTime=stamp(60), progress=progress(5000))
+    for job, rate, size in ((penguins, "0.01", 64), (broken, "0.1", 64), (done, "0.01", 32)):
+        job["spec"]["args"] = [f"--lr={rate}", f"--batch-size={size}"]
     with JobApi(tmp_path, penguins, broken, waiting, done) as api:
         api.pods = pods_of(penguins, attempt=1)
         api.events = [

@@ -49,13 +49,15 @@ VIEWS = {
     "history": "/history?by=week&runs=true",
     "compare": "/compare?job=jobs/team/penguins&job=jobs/team/translate&job=runs/hello/20260304-101500",
     "run": "/runs/hello",
+    "chosen-columns": "/?column=param:lr&column=metric:loss&sort=-metric:loss&where=lr%3C1",
+    "files": "/runs/hello/20260304-101500/files",
     "run-logs": "/runs/hello/20260304-101500/logs",
     "problem": "/jobs/team/nothing",
 }
 SHOWN = dict.fromkeys(
     (
         *("jobs", "failed-job", "logs", "stacks", "suspend", "queues"),
-        *("new", "nodes", "history", "compare", "sweep"),
+        *("new", "files", "nodes", "history", "compare", "sweep"),
     ),
     "light",
 ) | {"job": "dark"}

@@ -28,7 +28,7 @@ from allranks.views.job_view import JobView
 DECODED_BYTES = 32 * 1024
 """Size of a job whose spec is decoded for a list. A hundred jobs with the largest templates would take ten seconds."""
 MOST_PARAMETERS, MOST_METRICS = 5, 3
-"""Columns that nobody has chosen."""
+"""Columns without a choice of the user."""
 MOST_COLUMNS, MOST_OFFERED = 20, 100
 MOST_OF_JOB = 100
 """Parameters of one job."""
@@ -96,7 +96,7 @@ def _cut(text: str) -> str:
 
 
 def values(entry: Entry) -> Values:
-    """Return the parameters and the metrics of a job. The parameters of a job that is too large are not known."""
+    """Return the parameters and the metrics of a job. A job that is too large has no parameters here."""
     text = entry.content.json if isinstance(entry.content, ObjectText) else b""
     spec = {} if len(text) > DECODED_BYTES else entry.manifest.get("spec")
     return Values(parameters(spec if isinstance(spec, Mapping) else {}), entry.status)
@@ -181,9 +181,9 @@ def columns(rows: Sequence[Values], chosen: Sequence[str] = (), order: str = "")
     Without a choice, they are the parameters in which the jobs differ and the latest metrics, of most jobs first.
     """
     counts = offered(rows)
-    wanted = [*chosen, order.removeprefix("-")] if chosen else [*_default(rows, counts), order.removeprefix("-")]
+    keys = [*chosen, order.removeprefix("-")] if chosen else [*_default(rows, counts), order.removeprefix("-")]
     asked = {*chosen, order.removeprefix("-")}
-    kept = [key for key in dict.fromkeys(wanted) if key in counts]
+    kept = [key for key in dict.fromkeys(keys) if key in counts]
     return [Column(key, title(key), key in asked) for key in kept[:MOST_COLUMNS]]
 
 
@@ -219,9 +219,9 @@ def ordered(entries: Iterable[Entry], order: str, now: datetime) -> list[Entry]:
     if key not in FIXED and not re.fullmatch(f"({'|'.join(KINDS)}):.+", key):
         raise Problem(400, f"sort: {key!r} is not a column, such as {', '.join(FIXED)}, param:NAME or metric:NAME")
     keyed = [(_sortable(_value(entry, key, now)), entry) for entry in default]
-    known = [(value, entry) for value, entry in keyed if value is not None]
-    known.sort(key=lambda item: item[0], reverse=order.startswith("-"))
-    return [entry for _, entry in known] + [entry for value, entry in keyed if value is None]
+    with_value = [(value, entry) for value, entry in keyed if value is not None]
+    with_value.sort(key=lambda item: item[0], reverse=order.startswith("-"))
+    return [entry for _, entry in with_value] + [entry for value, entry in keyed if value is None]
 
 
 def _value(entry: Entry, key: str, now: datetime) -> Value:
@@ -267,8 +267,8 @@ def _condition(text: str) -> Callable[[Values], bool]:
     match = _CONDITION.fullmatch(text)
     if not match:
         raise Problem(400, f"where: {text.strip()!r} is not like lr=0.1, lr!=0.1, lr<0.1, lr<=0.1, lr>0.1 or lr>=0.1")
-    name, sign, wanted = match[1], match[2], as_value(match[3])
-    if sign not in ("=", "!=") and isinstance(wanted, str):
+    name, sign, limit = match[1], match[2], as_value(match[3])
+    if sign not in ("=", "!=") and isinstance(limit, str):
         raise Problem(400, f"where: {text.strip()!r} compares with {match[3]!r}, which is not a number")
 
     def holds(of_job: Values) -> bool:
@@ -276,8 +276,8 @@ def _condition(text: str) -> Callable[[Values], bool]:
         value = next((value for key in keys if (value := of_job[key]) is not None), None)
         if value is None:
             return sign == "!="
-        if isinstance(value, str) is not isinstance(wanted, str):
+        if isinstance(value, str) is not isinstance(limit, str):
             return sign == "!="
-        return _COMPARE[sign](value, wanted)
+        return _COMPARE[sign](value, limit)
 
     return holds

@@ -57,8 +57,8 @@ class Folder(BaseModel):
 
 def list_folder(entry: Entry, path: str) -> Folder:
     """Return the entries of a folder of a run. Blocks. Raises Problem."""
-    with _opened(entry, path, os.O_DIRECTORY) as descriptor, os.scandir(descriptor) as found:
-        read = list(islice(found, MOST_READ + 1))
+    with _opened(entry, path, os.O_DIRECTORY) as descriptor, os.scandir(descriptor) as entries:
+        read = list(islice(entries, MOST_READ + 1))
         files = list(_files(read[:MOST_READ], path))
     files.sort(key=lambda file: (file.kind != "folder", file.name))
     return Folder(path=path, files=files[:MOST_LISTED], more=len(read) > MOST_LISTED)

@@ -109,6 +109,11 @@ def test_links_pipes_and_hostile_names_are_listed_as_text(server: UiServer, run:
     assert "a link or a special file: not opened here" in page
 
 
+def test_the_page_of_a_log_offers_the_whole_log(server: UiServer) -> None:
+    (address,) = re.findall(r'<a href="([^"]+)" download>Whole log</a>', server.get(f"{RUN}/logs").text)
+    assert server.get(address).text == "the whole log\n"
+
+
 def test_a_folder_with_too_many_files_says_so(server: UiServer, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MOST_READ", 20)
     monkeypatch.setattr(files, "MOST_LISTED", 10)

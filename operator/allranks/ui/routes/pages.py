@@ -256,10 +256,12 @@ async def logs(
         if error.status == 401:
             raise
         last, readable = LogTail([], [str(error)]), False
+    whole = ""
     if entry.directory is not None:
         attempts = sorted({log.attempt for log in stored_logs(entry.directory, entry.job)})
         log = log_file(entry, query)
         replica = replica or (log.replica if log else "")
+        whole = f"/api/v1/{entry.path}/files/logs/{quote(log.path.name)}" if log else ""
     else:
         attempts = list(range(entry.status.attempt + 1))
     current = number is None or number == entry.status.attempt
@@ -269,6 +271,7 @@ async def logs(
         "logs",
         **{**about(state, entry, "logs"), "live": ""},
         last=last,
+        whole=whole,
         replicas=list(entry.ranks.items()),
         attempts=attempts,
         chosen={"replica": replica, "attempt": attempt, "search": search, "tail": tail},
