@@ -57,7 +57,7 @@ VIEWS = {
 SHOWN = dict.fromkeys(
     (
         *("jobs", "failed-job", "logs", "stacks", "suspend", "queues"),
-        *("new", "files", "nodes", "history", "compare", "sweep"),
+        *("new", "nodes", "history", "compare", "sweep"),
     ),
     "light",
 ) | {"job": "dark"}
