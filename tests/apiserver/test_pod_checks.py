@@ -240,8 +240,7 @@ def test_the_examples(control_plane: ControlPlane, namespace: str, file: Path):
     loaded = load([str(file)], pools_suffice=True, sweeps_suffice=True)
     assert [text for severity, text in loaded.notes() if severity != "note"] == []
     for job in loaded.jobs:
-        pool = loaded.pool(job.spec.pool) if job.spec.pool else None
-        for body in rendered(job, pool=pool.spec if pool else None):
+        for body in rendered(job, pools={pool.name: pool.spec for pool in loaded.pools}):
             body["metadata"] = {key: value for key, value in body["metadata"].items() if key != "ownerReferences"}
             body["metadata"]["namespace"] = namespace
             if body["kind"] == "Pod":

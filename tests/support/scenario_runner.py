@@ -6,6 +6,7 @@ kubelet.
 
 from __future__ import annotations
 
+import copy
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -228,12 +229,16 @@ class Scenario:
     def manifest(self, world: World) -> Manifest:
         """The manifest of the job in that world."""
         defaults = {"image": "example.org/train:1", "command": ["python", "train.py"]}
-        pool = {"pool": world.pool_name(self.spec["pool"])} if "pool" in self.spec else {}
+        parts = [copy.deepcopy(defaults | self.spec)]
+        parts += [role for role in parts[0]["roles"].values() if isinstance(role, dict)]
+        for part in parts:
+            if "pool" in part:
+                part["pool"] = world.pool_name(part["pool"])
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {"name": JOB},
-            "spec": defaults | self.spec | pool,
+            "spec": parts[0],
         }
 
 

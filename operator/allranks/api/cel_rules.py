@@ -345,7 +345,7 @@ def _fixed(*names: str) -> tuple[Rule, ...]:
 
 CODE_PLACE = _fixed("path", "claim", "image", "subPath")
 RESTART = _fixed("backoffSeconds", "scope", "rules")
-ROLE = _fixed(*_FIXED_IN_CONTAINER)
+ROLE = _fixed(*_FIXED_IN_CONTAINER, "pool")
 
 
 ROLES = (

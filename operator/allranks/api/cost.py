@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from allranks.fields import Count, Model, NonNegative, StatusPart, TextPart
+from allranks.fields import Count, Model, NonNegative, Reason, StatusPart, TextPart
 
 AMOUNT = r"^[0-9]{1,9}(\.[0-9]{1,6})?$"
 Amount = Annotated[str, StringConstraints(max_length=16, pattern=AMOUNT)]
@@ -52,6 +52,24 @@ class GpuTime(StatusPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoleCost(TextPart):
+    """The GPU time of the pods of one role."""
+
+    pool: Annotated[
+        Annotated[str, StringConstraints(max_length=253)] | None, Field(description="TrainingPool of the role.")
+    ] = None
+    gpus: Annotated[Count, Field(description="GPUs that pods of the role hold.")] = 0
+    price: Annotated[
+        Annotated[str, StringConstraints(max_length=16)] | None,
+        Field(description="Price of a GPU-hour of its pool, for the time from now on."),
+    ] = None
+    gpu_seconds: Annotated[GpuTime, Field(description="GPU time of the role, in seconds.")] = field(
+        default_factory=GpuTime
+    )
+    spent: Annotated[GpuTime | None, Field(description="Its price, at the prices of its pool.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CostStatus(TextPart):
     """The GPU time of the job. It counts up to times.since."""
 
@@ -59,7 +77,7 @@ class CostStatus(TextPart):
     partial: Annotated[bool | None, Field(description="Other pods of the job have no node yet.")] = None
     price: Annotated[
         Annotated[str, StringConstraints(max_length=16)] | None,
-        Field(description="Price of a GPU-hour of the pool, for the time from now on."),
+        Field(description="Price of a GPU-hour, for the time from now on, if it is the same for all GPUs of the job."),
     ] = None
     currency: Annotated[
         Annotated[str, StringConstraints(max_length=3)] | None, Field(description="Currency of the price and of spent.")
@@ -67,9 +85,14 @@ class CostStatus(TextPart):
     gpu_seconds: Annotated[GpuTime, Field(description="GPU time of the job, in seconds.")] = field(
         default_factory=GpuTime
     )
-    spent: Annotated[GpuTime | None, Field(description="Its price, at the prices of the pool while the job ran.")] = (
-        None
-    )
+    spent: Annotated[
+        GpuTime | None,
+        Field(description="Its price, at the prices of the pools while the job ran. Without one, a role had no price."),
+    ] = None
+    roles: Annotated[
+        dict[Reason, RoleCost] | None,
+        Field(max_length=16, description="The parts of roles with GPUs, of a job with several pools."),
+    ] = None
     summary: Annotated[
         str, StringConstraints(max_length=48), Field(description="For kubectl get: GPU-hours and their price.")
     ] = ""

@@ -90,6 +90,9 @@ class RoleSpec(Container):
     model_config = {"json_schema_extra": rules(*cel.ENVIRONMENT, *cel.ROLE)}
 
     replicas: Replicas = Field(1, description="Number of pods of this role.")
+    pool: Name | None = Field(
+        None, description="Name of the TrainingPool that describes the nodes of this role. Default: the job's pool."
+    )
 
 
 class RestartRule(Model):
@@ -462,6 +465,19 @@ class SpecBase(Container):
         """Return the path of the field of one of the sources."""
         names = [item.name for item in self.inputs or ()]
         return f"spec.inputs[{names.index(source)}]" if source in names else "spec.resumeFrom"
+
+    def pool_of(self, role: str) -> str | None:
+        """Return the name of the TrainingPool of a role."""
+        return self.roles[role].pool or self.pool
+
+    def pool_field(self, role: str) -> str:
+        """Return the path of the field that names the TrainingPool of a role."""
+        return f"spec.roles.{role}.pool" if self.roles[role].pool else "spec.pool"
+
+    @property
+    def pools(self) -> dict[str, str]:
+        """Field path -> the TrainingPool that it names, for the fields that roles use."""
+        return {self.pool_field(role): pool for role in self.roles if (pool := self.pool_of(role))}
 
     @property
     def options(self) -> Any:

@@ -98,10 +98,6 @@ class Loaded:
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
     """Name of a ConfigMap in `spec.code` of a job -> the code that it is to hold."""
 
-    def pool(self, name: str) -> Pool | None:
-        """Return the TrainingPool with this name, if any."""
-        return next((pool for pool in self.pools if pool.name == name), None)
-
     def notes(self) -> list[tuple[Severity, str]]:
         """Return (severity, text) of the warnings and notes, as commands print them."""
         return [(finding.problem.severity, f"{finding.place}: {finding.text}") for finding in self.findings]

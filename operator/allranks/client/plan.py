@@ -23,7 +23,7 @@ from allranks.api.validation import parse_pool
 from allranks.client.placement import Node, Rooms, admits, requests_of, unchecked
 from allranks.client.queues import read_queues
 from allranks.core.accounting import time_accounting
-from allranks.core.facts import pod_template
+from allranks.core.facts import pod_template, pool_template
 from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import JOB_LABEL
 from allranks.core.facts.quantity import quantity
@@ -146,7 +146,7 @@ class _Facts:
     quotas: list[Manifest] | None = None
     """ResourceQuotas of the namespace of the job."""
     no_pool: str = ""
-    """The pool that the job names, if it does not exist."""
+    """A pool that the job names, and that does not exist."""
     unknown: list[str] = field(default_factory=list)
 
 
@@ -159,8 +159,7 @@ async def make_plan(
     of an archive.
     """
     facts = _Facts()
-    pool = await _pool(cluster, job, pools, facts)
-    platform = replace(ANY_PLATFORM, pool=pool)
+    platform = replace(ANY_PLATFORM, pools=await _pools(cluster, job, pools, facts))
     facts.nodes = await _read(facts, "nodes", _nodes(cluster))
     facts.pods = await _read(facts, "pods of all namespaces", _pods(cluster))
     facts.jobs = await _read(facts, "jobs of all namespaces", _jobs(cluster, None))
@@ -171,7 +170,7 @@ async def make_plan(
     plan = _described(job, title, rejected, platform, facts)
     plan = await _queued(cluster, job, plan, facts)
     earlier = [other for other in (*(facts.jobs or ()), *archived) if other.namespace == job.namespace]
-    plan = _with_earlier_jobs(plan, job, pool, earlier, facts)
+    plan = _with_earlier_jobs(plan, job, platform, earlier, facts)
     return replace(plan, unknown=tuple(facts.unknown))
 
 
@@ -188,10 +187,12 @@ async def _read(facts: _Facts, name: str, request: Awaitable[T]) -> T | None:
         return None
 
 
-async def _pool(cluster: Cluster, job: Job, pools: Sequence[Pool], facts: _Facts) -> PoolSpec | None:
-    name = job.spec.pool
-    if name is None:
-        return None
+async def _pools(cluster: Cluster, job: Job, of_files: Sequence[Pool], facts: _Facts) -> dict[str, PoolSpec]:
+    pools = {name: await _pool(cluster, name, of_files, facts) for name in dict.fromkeys(job.spec.pools.values())}
+    return {name: pool for name, pool in pools.items() if pool}
+
+
+async def _pool(cluster: Cluster, name: str, pools: Sequence[Pool], facts: _Facts) -> PoolSpec | None:
     if of_files := next((pool.spec for pool in pools if pool.name == name), None):
         return of_files
     try:
@@ -199,8 +200,9 @@ async def _pool(cluster: Cluster, job: Job, pools: Sequence[Pool], facts: _Facts
     except ClusterError as error:
         if error.status not in (403, 404):
             raise
-        facts.no_pool = name if error.status == 404 else ""
-        missing = "does not exist" if facts.no_pool else "may not be read by you"
+        if error.status == 404:
+            facts.no_pool = name
+        missing = "does not exist" if error.status == 404 else "may not be read by you"
         facts.unknown.append(f'TrainingPool "{name}" {missing}, so the pods are planned without it')
     except InvalidManifest as error:
         facts.unknown.append(f'TrainingPool "{name}" is not valid ({error}), so the pods are planned without it')
@@ -242,7 +244,7 @@ def _decoded(convert: Callable[[Manifest], T]) -> Callable[[Any], T]:
 def _described(job: Job, title: str, rejected: str, platform: Platform, facts: _Facts) -> Plan:
     templates = {role: template["spec"] for role, template in pod_template.role_templates(job, platform).items()}
     sizes = {name: role.replicas for name, role in job.spec.roles.items()}
-    gpus = {role: pod_template.gpus(job, {"spec": templates[role]}, platform) for role in sizes}
+    gpus = {role: pod_template.gpus(job, role, {"spec": templates[role]}, platform) for role in sizes}
     plan = Plan(
         job=title,
         namespace=job.namespace,
@@ -358,7 +360,7 @@ async def _queued(cluster: Cluster, job: Job, plan: Plan, facts: _Facts) -> Plan
 # --- earlier jobs -----------------------------------------------------------------------------------------------------
 
 
-def _with_earlier_jobs(plan: Plan, job: Job, pool: PoolSpec | None, earlier: Iterable[OtherJob], facts: _Facts) -> Plan:
+def _with_earlier_jobs(plan: Plan, job: Job, platform: Platform, earlier: Iterable[OtherJob], facts: _Facts) -> Plan:
     program = _program(job.model_dump(mode="json", by_alias=True)["spec"])
     same = {other.uid: other.status for other in earlier if other.program == program}
     ended = [status for status in same.values() if status.phase == "Succeeded" and status.completion_time]
@@ -367,12 +369,15 @@ def _with_earlier_jobs(plan: Plan, job: Job, pool: PoolSpec | None, earlier: Ite
         facts.unknown.append(f"no earlier job of namespace {job.namespace} with this program and size has succeeded")
         return plan
     plan = replace(plan, duration=duration, at_risk_seconds=_at_risk(job, duration))
-    if pool and pool.price and plan.gpus:
-        hourly = plan.gpus * float(pool.price.gpu_hour) / 3600
+    pools = [(room.pods * room.gpus, pool_template.pool_of(job, room.role, platform)) for room in plan.roles]
+    prices = [(gpus, pool.price if pool else None) for gpus, pool in pools if gpus]
+    currencies = {price.currency if price else None for _, price in prices}
+    if len(currencies) == 1 and None not in currencies:
+        hourly = sum(gpus * float(price.gpu_hour) for gpus, price in prices if price) / 3600
         shortest, median, longest = (
             round(hourly * seconds, 2) for seconds in (duration.shortest, duration.median, duration.longest)
         )
-        plan = replace(plan, cost=(shortest, median, longest), currency=pool.price.currency)
+        plan = replace(plan, cost=(shortest, median, longest), currency=currencies.pop())
     return plan
 
 

@@ -83,7 +83,7 @@ def _of_replica(snapshot: Snapshot, status: Status, failure: Failure) -> Iterato
     if naming.FUNCTION_ANNOTATION in o.job.metadata.annotations:
         yield "the job returns the value of a function"
     if pool_template.unavailable(o.job, o.platform):
-        yield "the TrainingPool of the job cannot be used"
+        yield "a TrainingPool of the job cannot be used"
     elif naming.RESTART_LABEL in _text(pod_template.role_templates(o.job, o.platform)[failure.role]):
         yield f"the pods of {failure.role} refer to the number of the restart"
 
@@ -130,7 +130,7 @@ def _of_job(snapshot: Snapshot, status: Status) -> Iterator[str]:
     if status.ignored or status.done or any(entry.pod_number for entry in status.replica_restarts.values()):
         yield "some replicas have ended, or were replaced alone"
     if pool_template.unavailable(o.job, o.platform):
-        yield "the TrainingPool of the job cannot be used"
+        yield "a TrainingPool of the job cannot be used"
         return
     for role, template in sorted(pod_template.role_templates(o.job, o.platform).items()):
         if role in sizes and _refers_to_attempt(template):

@@ -20,13 +20,15 @@ from allranks.kube.job_codec import DecodeError
 
 
 class RawSpec(msgspec.Struct, frozen=True, gc=False):
-    """The spec of a job, not decoded. `framework`, `pool` and `resume_from` are empty if they are absent or no
-    text."""
+    """The spec of a job, not decoded. `framework`, `pool`, `resume_from` and `role_pools` are empty if they are absent
+    or no text."""
 
     json: bytes
     framework: str = ""
     pool: str = ""
     resume_from: str = ""
+    role_pools: tuple[str, ...] = ()
+    """The pools that roles name."""
     too_large: bool = False
     """The templates are larger than allowed. Then `json` is null: such a job never runs."""
     left_out: bool = False
@@ -155,7 +157,7 @@ def without_large_spec(manifest: Manifest) -> Manifest:
     except msgspec.DecodeError:
         kept = b"null"  # stored without a schema
     kept = kept if len(kept) <= LARGE_BYTES else b"null"
-    return {**manifest, "spec": RawSpec(kept, spec.framework, spec.pool, spec.resume_from, left_out=True)}
+    return {**manifest, "spec": msgspec.structs.replace(spec, json=kept, left_out=True)}
 
 
 def is_large(manifest: Manifest) -> bool:
@@ -192,9 +194,14 @@ class _Fields(msgspec.Struct, rename="camel"):
     framework: Any = None
     pool: Any = None
     resume_from: Any = None
+    roles: msgspec.Raw = msgspec.Raw()
 
 
-_fields = decoder(_Fields)
+class _Role(msgspec.Struct):
+    pool: str | None = None
+
+
+_fields, _roles = decoder(_Fields), decoder(dict[str, _Role])
 
 
 def _raw_spec(text: bytes) -> RawSpec:
@@ -205,9 +212,16 @@ def _raw_spec(text: bytes) -> RawSpec:
     framework, pool, resume_from = (
         name if isinstance(name, str) else "" for name in (fields.framework, fields.pool, fields.resume_from)
     )
-    if has_large_templates(text):
-        return RawSpec(b"null", framework, pool, resume_from, too_large=True)
-    return RawSpec(text, framework, pool, resume_from)
+    spec = RawSpec(text, framework, pool, resume_from, _role_pools(fields.roles))
+    return msgspec.structs.replace(spec, json=b"null", too_large=True) if has_large_templates(text) else spec
+
+
+def _role_pools(roles: msgspec.Raw) -> tuple[str, ...]:
+    try:
+        named = {role.pool for role in _roles(roles).values()} if b'"pool"' in bytes(roles) else set()
+    except msgspec.DecodeError:
+        return ()  # stored without a schema
+    return tuple(sorted(filter(None, named)))
 
 
 def names_in(spec: bytes) -> Manifest:

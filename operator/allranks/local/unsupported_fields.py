@@ -57,7 +57,7 @@ def _about_gpus(job: Job, plans: Sequence[PodPlan], gpus: int) -> Iterator[str]:
         yield f"the job asks for {_count(asked, 'GPU')}, {has}: each pod sees its own (CUDA_VISIBLE_DEVICES)"
     elif gpus:
         available = f"this machine has {_count(gpus, 'GPU')}"
-        alike = "" if job.spec.pool else ", as on a cluster"
+        alike = "" if job.spec.pools else ", as on a cluster"
         yield f"{available}, the job asks for none (resources.limits, nvidia.com/gpu): all ranks run on the CPU{alike}"
 
 
@@ -84,9 +84,9 @@ def _about_fields(job: Job) -> Iterator[str]:
 
     scheduling = job.spec.scheduling.model_dump(by_alias=True, exclude_defaults=True)
     placement = [*_present(specs, _PLACEMENT), *(f"scheduling.{name}" for name in scheduling)]
-    if job.spec.pool:
+    for name in dict.fromkeys(job.spec.pools.values()):
         # Not applied: variables such as NCCL_SOCKET_IFNAME name the network interfaces of other machines.
-        yield f"pool {job.spec.pool} is not used here: it describes nodes of a cluster, their GPUs and their variables"
+        yield f"pool {name} is not used here: it describes nodes of a cluster, their GPUs and their variables"
     if (job.spec.hang or job.spec.progress) and not (find_spec("aiohttp") and find_spec("msgspec")):
         yield f"hang and progress do nothing here without further Python packages: {install_command('cli')}"
     if placement:

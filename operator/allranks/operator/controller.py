@@ -31,6 +31,7 @@ from allranks.operator.status_writer import FieldDropped, StatusWriter
 from allranks.operator.timing import Clock, Timing
 from allranks.operator.workqueue import JobQueue
 from allranks.shares import PART_OF_LARGE, Pace, Turns
+from allranks.text import joined
 
 logger = logging.getLogger("allranks.jobs")
 
@@ -305,23 +306,25 @@ class Controller(Reconciler[JobState]):
     async def _report_raised(
         self, key: JobKey, raw: Manifest, state: JobState, observed: Observed | None, error: Exception
     ) -> None:
-        """Mark a job on which a rule or a codec raised, or name its pool."""
+        """Mark a job on which a rule or a codec raised, or name its pools."""
         exception = f"{type(error).__name__}: {error}"
         reason = "InvalidSpec"
         message = (
             f"the operator cannot evaluate this job ({exception}): correct its spec, or report a bug of the operator"
         )
-        if observed and self._pool_raised(observed):
+        if observed and self._pools_raised(observed):
             reason = "InvalidPool"
-            message = f'TrainingPool "{observed.pool_name}" cannot be used until it is corrected ({exception})'
+            names = joined([f'"{name}"' for name in sorted(observed.platform.pools)], "or")
+            message = f"TrainingPool {names} cannot be used until it is corrected ({exception})"
         await self._report_invalid(key, raw, state, reason, message, error)
 
-    def _pool_raised(self, observed: Observed) -> bool:
-        """Return whether the same decision with an empty pool succeeds."""
-        if observed.platform.pool is None:
+    def _pools_raised(self, observed: Observed) -> bool:
+        """Return whether the same decision with empty pools succeeds."""
+        empty = {name: PoolSpec() for name in observed.platform.pools}
+        if not empty:
             return False
         try:
-            self._decide(replace(observed, platform=replace(observed.platform, pool=PoolSpec())))
+            self._decide(replace(observed, platform=replace(observed.platform, pools=empty)))
         except Exception:  # the job is invalid by itself
             return False
         return True

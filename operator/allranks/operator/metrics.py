@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from heapq import nlargest
 from typing import Any, NamedTuple, get_args
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from allranks.api.cost import CostStatus, GpuTime
+from allranks.api.cost import CostStatus, GpuTime, RoleCost
 from allranks.api.job import Job
 from allranks.api.status import FINISHED, Status, Times
 from allranks.core.accounting import cost
@@ -66,11 +66,8 @@ class JobSample:
     """Reason of the condition Running."""
     attempt_seconds: float = 0.0
     """Time since the current attempt was created."""
-    pool: str = ""
-    gpus: int = 0
-    """GPUs of all pods of the attempt."""
-    running_gpus: int = 0
-    """GPUs of those pods that run."""
+    gpus: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Pool -> GPUs of all pods of the attempt, and of those pods that run."""
 
 
 class Families:
@@ -91,9 +88,9 @@ class Families:
                 waits = namespace, self._reason(job.reason or "PodsPending")
                 pending[waits] += 1
                 longest[waits] = max(longest.get(waits, 0.0), job.attempt_seconds)
-            if job.gpus:
-                gpus[namespace, job.pool, "requested"] += job.gpus
-                gpus[namespace, job.pool, "running"] += job.running_gpus
+            for pool, (requested, running) in job.gpus.items():
+                gpus[namespace, pool, "requested"] += requested
+                gpus[namespace, pool, "running"] += running
         yield _family("allranks_jobs", "Jobs by namespace, framework and phase.", "framework phase", phases)
         yield _family("allranks_pending_jobs", "Jobs that wait for pods, by what they wait for.", "reason", pending)
         text = "Longest time that one of these jobs has waited in its current attempt."
@@ -113,9 +110,8 @@ def _family(name: str, text: str, labels: str, values: Mapping[tuple[str, ...], 
 class _Gpus:
     basis: tuple[Any, ...]
     """The values on which the numbers depend."""
-    pool: str
-    per_pod: Mapping[str, int]
-    """Role -> GPUs of one pod."""
+    per_pod: Mapping[str, tuple[str, int]]
+    """Role -> its pool, and the GPUs of one pod."""
 
 
 class GpuCounts:
@@ -133,7 +129,7 @@ class GpuCounts:
         if observed.persisted.phase in _NOT_COUNTED or observed.persisted.start_time is None:
             self._jobs.pop(key, None)
             return
-        basis = metadata.uid, metadata.generation, platform.pool, platform.policy
+        basis = metadata.uid, metadata.generation, platform.pools, platform.policy
         before = self._jobs.get(key)
         if before is not None and before.basis == basis:
             return
@@ -142,8 +138,9 @@ class GpuCounts:
             self._jobs.pop(key, None)
             return
         templates = pod_template.role_templates(job, platform)
-        per_pod = {role: pod_template.gpus(job, template, platform) for role, template in templates.items()}
-        self._jobs[key] = _Gpus(basis, job.spec.pool or "", {role: count for role, count in per_pod.items() if count})
+        per_pod = {role: pod_template.gpus(job, role, template, platform) for role, template in templates.items()}
+        with_gpus = {role: (job.spec.pool_of(role) or "", count) for role, count in per_pod.items() if count}
+        self._jobs[key] = _Gpus(basis, with_gpus)
 
     def forget(self, key: JobKey) -> None:
         self._jobs.pop(key, None)
@@ -158,6 +155,11 @@ class GpuCounts:
             phase = str(status.get("phase") or "Pending")
             gpus = self._jobs.get(key) if phase in (*_WAITS, "Running") else None
             roles = dict_field(status, "roles")
+            by_pool: dict[str, tuple[int, int]] = {}
+            for role, (pool, count) in gpus.per_pod.items() if gpus else ():
+                requested, running = by_pool.get(pool, (0, 0))
+                more = _number(roles, role, "desired") * count, _running(roles, role) * count
+                by_pool[pool] = requested + more[0], running + more[1]
             since = status.get("attemptTime") or dict_field(manifest, "metadata").get("creationTimestamp")
             yield JobSample(
                 key[0],
@@ -165,9 +167,7 @@ class GpuCounts:
                 phase,
                 _reason(status),
                 _seconds_since(since, now) if phase in _WAITS else 0.0,
-                gpus.pool if gpus else "",
-                sum(_number(roles, role, "desired") * count for role, count in gpus.per_pod.items()) if gpus else 0,
-                sum(_running(roles, role) * count for role, count in gpus.per_pod.items()) if gpus else 0,
+                {pool: numbers for pool, numbers in by_pool.items() if numbers[0]},
             )
 
 
@@ -311,7 +311,7 @@ class Metrics:
         namespace = self.namespaces(job.namespace)
         self._spent(namespace, framework, before.times, after.times)
         if after.cost:
-            self._charged(namespace, self._pool(job.spec.pool or ""), before.cost or CostStatus(), after.cost)
+            self._charged(namespace, job, before.cost or CostStatus(), after.cost)
         self._ended(namespace, framework, before, after)
 
     def _ended(self, namespace: str, framework: str, before: Status, after: Status) -> None:
@@ -329,14 +329,17 @@ class Metrics:
                 earlier = (getattr(before, kind) if before else None) or 0.0
                 self._add(self.seconds, (kind, namespace, framework), seconds - earlier)
 
-    def _charged(self, namespace: str, pool: str, before: CostStatus, after: CostStatus) -> None:
-        currency = self._currency(after.currency or "")
-        for kind in cost.KINDS:
-            labels = kind, namespace, pool
-            self._add(self.gpu_seconds, labels, getattr(after.gpu_seconds, kind) - getattr(before.gpu_seconds, kind))
-            if after.spent:
-                same = before.spent if before.spent and before.currency == after.currency else GpuTime()
-                self._add(self.spent, (*labels, currency), getattr(after.spent, kind) - getattr(same, kind))
+    def _charged(self, namespace: str, job: Job, before: CostStatus, after: CostStatus) -> None:
+        currency, earlier = self._currency(after.currency or ""), cost.parts(before)
+        only = next(iter(job.spec.pools.values()), "")
+        for name, part in cost.parts(after).items():
+            old, pool = earlier.get(name) or RoleCost(), self._pool(part.pool or "" if name else only)
+            for kind in cost.KINDS:
+                labels = kind, namespace, pool
+                self._add(self.gpu_seconds, labels, getattr(part.gpu_seconds, kind) - getattr(old.gpu_seconds, kind))
+                if part.spent:
+                    same = old.spent if old.spent and before.currency == after.currency else GpuTime()
+                    self._add(self.spent, (*labels, currency), getattr(part.spent, kind) - getattr(same, kind))
 
     def _add(self, counter: Counter, labels: tuple[str, ...], amount: float) -> None:
         key = (next(iter(counter.describe())).name, *labels)

@@ -47,8 +47,8 @@ class Decoded:
     """(parts of the manifest that it depends on, job)"""
     complete: tuple[Job, Policy, Job] | None = field(default=None, repr=False)
     """(job, policy, the job with the policy's defaults)"""
-    processes: tuple[Job, PoolSpec | None, Mapping[str, int] | None] | None = None
-    """(job, pool, role -> the number of processes that may report in each of its pods)"""
+    processes: tuple[Job, Mapping[str, PoolSpec], Mapping[str, int] | None] | None = None
+    """(job, pools, role -> the number of processes that may report in each of its pods)"""
     status: tuple[str, Status] | None = field(default=None, repr=False)
     """(resourceVersion, status)"""
 
@@ -200,9 +200,9 @@ class Observer:
 
 def _processes(observed: Observed, decoded: Decoded) -> Mapping[str, int] | None:
     """Return how many processes may report in each pod, by role; None before there are pods."""
-    job, pool = observed.job, observed.platform.pool
+    job, pools = observed.job, observed.platform.pools
     if not observed.pods:
         return None
-    if decoded.processes is None or decoded.processes[0] is not job or decoded.processes[1] is not pool:
-        decoded.processes = job, pool, attempt.most_processes(job, observed.persisted, observed.platform)
+    if decoded.processes is None or decoded.processes[0] is not job or decoded.processes[1] != pools:
+        decoded.processes = job, pools, attempt.most_processes(job, observed.persisted, observed.platform)
     return decoded.processes[2]

@@ -16,7 +16,7 @@ from allranks.api.status import FINISHED, WITHOUT_PODS, Status
 from allranks.cache_key import cache_key, pin_of
 from allranks.core.diagnosis import contention
 from allranks.core.facts import resume_source
-from allranks.core.facts.contenders import Contender, Contention, near
+from allranks.core.facts.contenders import Contender, Contention, Place, near
 from allranks.core.facts.data_store import CacheUse
 from allranks.core.facts.model import Manifest, Observed
 from allranks.core.facts.resume_source import ResumeSource
@@ -42,32 +42,32 @@ class Contenders:
 
     enqueue: Callable[[JobKey], None]
     _contenders: dict[JobKey, Contender] = field(default_factory=dict)
-    _given_up: dict[JobKey, tuple[datetime, str | None]] = field(default_factory=dict)
-    """Job -> when it gave its pods up, and its pool."""
+    _given_up: dict[JobKey, tuple[datetime, Place]] = field(default_factory=dict)
+    """Job -> when it gave its pods up, and its place."""
 
     def observe(self, key: JobKey, observed: Observed) -> Contention:
         """Note the state of this job, and return the state of the others with which it shares a pool or a
         namespace."""
         current = contention.contender(observed, Snapshot(observed).pods) if contention.may_contend(observed) else None
-        pool, moment = observed.pool_name, contention.given_up_at(observed.persisted)
-        self._note(key, pool, current, (moment, pool) if moment else None)
+        place, moment = (key[0], observed.pool_names), contention.given_up_at(observed.persisted)
+        self._note(key, place, current, (moment, place) if moment else None)
         if current is None:
             return Contention()
-        others = tuple(self._contenders[other] for other in self._near(key, pool))
+        others = tuple(self._contenders[other] for other in self._near(key, place))
         times = (
             moment
-            for other, (moment, other_pool) in self._given_up.items()
-            if other != key and near((key[0], pool), (other[0], other_pool))
+            for other, (moment, other_place) in self._given_up.items()
+            if other != key and near(place, other_place)
         )
         return Contention(others, max(times, default=None))
 
     def forget(self, key: JobKey) -> None:
         """Forget a job that was deleted."""
         before = self._contenders.get(key)
-        self._note(key, before.pool if before else None, None, None)
+        self._note(key, (key[0], before.pools if before else frozenset({None})), None, None)
 
     def _note(
-        self, key: JobKey, pool: str | None, contender: Contender | None, given_up: tuple[datetime, str | None] | None
+        self, key: JobKey, where: Place, contender: Contender | None, given_up: tuple[datetime, Place] | None
     ) -> None:
         before = self._contenders.get(key), self._given_up.get(key)
         if before == (contender, given_up):
@@ -77,14 +77,14 @@ class Contenders:
                 place.pop(key, None)
             else:
                 place[key] = value  # type: ignore[assignment]
-        for other in self._near(key, pool):
+        for other in self._near(key, where):
             self.enqueue(other)
 
-    def _near(self, key: JobKey, pool: str | None) -> list[JobKey]:
+    def _near(self, key: JobKey, where: Place) -> list[JobKey]:
         return [
             other
             for other, contender in self._contenders.items()
-            if other != key and near((key[0], pool), (other[0], contender.pool))
+            if other != key and near(where, (other[0], contender.pools))
         ]
 
 

@@ -307,7 +307,7 @@ class Session:
 
     def _platform(self, job: Job) -> Platform:
         settings, policy = self._settings, self.namespaces.policy(job.namespace)
-        pool = self._pool_name(job.namespace, job.spec.pool)
+        pools = policy.pools_of(job) - {None}
         return Platform(
             helper_image=settings.helper_image,
             helper_pull_secrets=settings.helper_pull_secrets,
@@ -316,8 +316,8 @@ class Session:
             report_url=settings.report_url,
             network_policies=settings.network_policies,
             disruption_budgets=settings.disruption_budgets,
-            pool=self.pools.get(pool) if pool else None,
-            pool_refused=self.pools.refused if pool else "",
+            pools={name: pool for name in pools if name and (pool := self.pools.get(name))},
+            pool_refused=self.pools.refused if pools else "",
             notifies=self.notifier.for_all(job.namespace),
             policy=policy,
             coscheduling_scheduler=settings.coscheduling_scheduler,
@@ -330,19 +330,17 @@ class Session:
     def _cache_use(self, namespace: str) -> CacheUse | None:
         return cache_use((self.jobs.get(key) for key in self.jobs), namespace)
 
-    def _pool_name(self, namespace: str, named: str | None) -> str | None:
-        """Return the pool that the job names, or the default of its namespace."""
-        return named or self.namespaces.policy(namespace).default_pool
-
     def _pool(self, namespace: str, named: str | None) -> PoolSpec | None:
-        pool = self._pool_name(namespace, named)
+        """Return the named pool, or the default of the namespace."""
+        pool = named or self.namespaces.policy(namespace).default_pool
         return self.pools.get(pool) if pool else None
 
     def enqueue_users(self, pool: str | None) -> None:
         """Enqueue the jobs that use this pool; None means any pool."""
         for key in self.jobs:
-            used = self._pool_name(key[0], compact_jobs.spec_of(self.jobs.get(key) or {}).pool)
-            if used and pool in (None, used):
+            spec = compact_jobs.spec_of(self.jobs.get(key) or {})
+            used = {spec.pool or self.namespaces.policy(key[0]).default_pool, *spec.role_pools}
+            if pool in used or (pool is None and used != {None}):
                 self.queue.enqueue(key)
 
     def enqueue_node(self, node: str) -> None:

@@ -326,9 +326,9 @@ class SweepController(Reconciler[_State]):
         notifies = self.notifier.for_all(namespace)
         if not (notifies or status.notifications):
             return observed
-        name = sweep.template.get("pool")
-        pool = self._pool(namespace, name if isinstance(name, str) else None)
-        observed = replace(observed, notifies=notifies, pool_notify=(pool.notify or ()) if pool else ())
+        pools = filter(None, (self._pool(namespace, name) for name in _pools_of_trials(sweep)))
+        pool_notify = [entry for pool in pools for entry in pool.notify or ()]
+        observed = replace(observed, notifies=notifies, pool_notify=pool_notify)
         return replace(observed, notified=self.notifier.exchange_sweep(key, observed))
 
     async def _read_missing(self, namespace: str, status: SweepStatus) -> None:
@@ -429,3 +429,13 @@ class SweepController(Reconciler[_State]):
         if running and running.status == "False" and not after.finished and (not was or was.message != running.message):
             reason = CANNOT_SUGGEST if running.reason == CANNOT_SUGGEST else "TrialRefused"
             self._emit(raw, [Event(reason, running.message, warning=True)])
+
+
+def _pools_of_trials(sweep: Sweep) -> list[str | None]:
+    """Return the pools that the roles of the trials name, each once; None for the default of the namespace."""
+    roles, of_job = sweep.template.get("roles"), sweep.template.get("pool")
+    of_roles = (
+        [role.get("pool") for role in roles.values() if isinstance(role, dict)] if isinstance(roles, dict) else [None]
+    )
+    names = (name or of_job for name in of_roles)
+    return list(dict.fromkeys(name if isinstance(name, str) else None for name in names))

@@ -145,7 +145,7 @@ def _head_of_job(view: JobView, pods: list[Manifest]) -> Iterator[Fact]:
         ("Command", " ".join([*(spec.get("command") or []), *(spec.get("args") or [])])),
         ("Size", ", ".join(sizes) + _elastic(spec, status)),
         ("GPUs", _gpus(view, pods)),
-        ("Pool", spec.get("pool")),
+        ("Pool", _pool(spec)),
         ("Security", _security(view, pods)),
         ("Phase", _phase(view)),
         ("Held", _held(status, now)),
@@ -168,6 +168,15 @@ def _gpus(view: JobView, pods: list[Manifest]) -> str:
     """Write `16 (8 in each worker)`; empty without GPUs."""
     parts = ", ".join(f"{count} in each {role}" for role, count in gpus_per_pod(view.manifest, pods).items())
     return f"{total_gpus(view.manifest, view.status, pods)} ({parts})" if parts else ""
+
+
+def _pool(spec: Mapping[str, Any]) -> str:
+    """Write `h200`, or `worker: h200, ps: cpu` if a role names one."""
+    roles = {name: role or {} for name, role in (spec.get("roles") or {}).items()}
+    if not any(role.get("pool") for role in roles.values()):
+        return str(spec.get("pool") or "")
+    pools = {name: role.get("pool") or spec.get("pool") for name, role in roles.items()}
+    return ", ".join(f"{name}: {pool}" for name, pool in pools.items() if pool)
 
 
 def _security(view: JobView, pods: list[Manifest]) -> str:

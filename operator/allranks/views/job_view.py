@@ -231,7 +231,7 @@ def gpus_per_pod(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = ())
     if parsed is None or not pod_template.has_valid_types(parsed):
         return {}
     templates = pod_template.role_templates(parsed, ANY_PLATFORM)
-    gpus = {role: pod_template.gpus(parsed, template, ANY_PLATFORM) for role, template in templates.items()}
+    gpus = {role: pod_template.gpus(parsed, role, template, ANY_PLATFORM) for role, template in templates.items()}
     manifests = {pod["metadata"]["uid"]: dict(pod) for pod in pods}
     for pod in pods_of(dict(job), manifests.values()) if manifests else ():
         trainers = [item for item in manifests[pod.uid]["spec"]["containers"] if item["name"] == TRAINER]

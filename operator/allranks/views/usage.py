@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import ConfigDict, Field
 
+from allranks.api.cost import RoleCost
 from allranks.api.status import FINISHED, Status
+from allranks.core.accounting import cost as accounting
 from allranks.core.accounting import time_accounting
 from allranks.views.format import cost as costs
 from allranks.views.format import progress as progress_text
@@ -36,6 +38,10 @@ class UsedBy(NamedTuple):
     manifest: Mapping[str, Any]
     status: Status
     until: datetime
+    pool: str | None = None
+    """The pool whose part of the cost this is, of a job with several; None for the job as a whole."""
+    is_part: bool = False
+    """Another part counts the job, and its time."""
 
     @property
     def end(self) -> datetime:
@@ -74,12 +80,13 @@ class UsageGroup:
 
     def add(self, job: UsedBy) -> None:
         status, until = job.status, job.until
-        self.jobs += 1
-        self.succeeded += status.phase == "Succeeded"
-        self.failed += status.phase == "Failed"
-        if times := time_accounting.up_to(status, until):
-            self.queued_seconds += times.queued
-            self._add_used(times.productive, times.starting + times.productive + times.lost)
+        if not job.is_part:
+            self.jobs += 1
+            self.succeeded += status.phase == "Succeeded"
+            self.failed += status.phase == "Failed"
+            if times := time_accounting.up_to(status, until):
+                self.queued_seconds += times.queued
+                self._add_used(times.productive, times.starting + times.productive + times.lost)
         if cost := costs.cost_of(status, until):
             _sum(self.gpu_hours, cost.gpu_hours)
             _sum(self.lost_gpu_hours_by_reason, cost.lost_gpu_hours_by_reason)
@@ -130,12 +137,27 @@ def groupings(jobs: Iterable[UsedBy], kinds: Sequence[Sequence[str]]) -> list[li
     by_kind: list[dict[tuple[str, ...], UsageGroup]] = [{} for _ in kinds]
     for job in jobs:
         for keys, groups in zip(kinds, by_kind, strict=True):
-            values = tuple(_value(key, job) for key in keys)
-            group = groups.get(values)
-            if group is None:
-                groups[values] = group = UsageGroup(", ".join(values), dict(zip(keys, values, strict=True)))
-            group.add(job)
+            for part in _by_pool(job) if "pool" in keys else [job]:
+                values = tuple(_value(key, part) for key in keys)
+                group = groups.get(values)
+                if group is None:
+                    groups[values] = group = UsageGroup(", ".join(values), dict(zip(keys, values, strict=True)))
+                group.add(part)
     return [_in_order(groups.values(), "week" in keys) for keys, groups in zip(kinds, by_kind, strict=True)]
+
+
+def _by_pool(job: UsedBy) -> list[UsedBy]:
+    """Return the job once for each of its pools with GPUs, with the GPU time there. The first counts the job."""
+    cost = job.status.cost
+    if cost is None or not cost.roles:
+        return [job]
+    by_pool: dict[str, dict[str, RoleCost]] = {}
+    for role, part in cost.roles.items():
+        by_pool.setdefault(part.pool or NONE, {})[role] = part
+    return [
+        job._replace(status=replace(job.status, cost=accounting.whole(cost, roles)), pool=pool, is_part=number > 0)
+        for number, (pool, roles) in enumerate(by_pool.items())
+    ]
 
 
 def total(groups: Iterable[UsageGroup]) -> UsageGroup:
@@ -184,7 +206,7 @@ def _value(key: str, job: UsedBy) -> str:
         case "job":
             return str(metadata.get("name") or NONE)
         case "pool":
-            return str((job.manifest.get("spec") or {}).get("pool") or NONE)
+            return job.pool or _pool_of(job.manifest.get("spec") or {})
         case "user":
             return _text(metadata, "annotations", USER) or UNKNOWN
         case "week":
@@ -192,6 +214,15 @@ def _value(key: str, job: UsedBy) -> str:
             return f"{year}-W{week:02}"
         case _:
             return _text(metadata, "labels", key.removeprefix("label:")) or NONE
+
+
+def _pool_of(spec: Mapping[str, Any]) -> str:
+    """Return the pool of the job, or else the first that a role names."""
+    roles = spec.get("roles")
+    of_roles = (
+        [role.get("pool") for role in roles.values() if isinstance(role, dict)] if isinstance(roles, dict) else []
+    )
+    return str(next(filter(None, (spec.get("pool"), *of_roles)), NONE))
 
 
 def _text(metadata: Mapping[str, Any], part: str, key: str) -> str:

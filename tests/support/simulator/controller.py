@@ -182,8 +182,8 @@ class Controller:
         )
 
     def _platform_of(self, job: Manifest) -> Platform:
-        found = self.informer.pool_of(job)
-        return replace(self._platform, pool=codec.pool(found)) if found else self._platform
+        pools = {name: codec.pool(manifest) for name, manifest in self.informer.pools_of(job).items()}
+        return replace(self._platform, pools=pools) if pools else self._platform
 
     def _decode_pod(self, manifest: Manifest, owner: str) -> Pod:
         """Cached by the identity of the manifest, which is never changed in place."""

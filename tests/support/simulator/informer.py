@@ -110,9 +110,10 @@ class Informer:
         found = ((kind_of(manifest), key, manifest) for key, manifest in self.others.items())
         return {(kind, key[1], key[2]): manifest for kind, key, manifest in found if kind in served}
 
-    def pool_of(self, job: Manifest) -> Manifest | None:
-        """The TrainingPool that the job names."""
-        return self.pools.get((pool.KIND, "", job["spec"].get("pool", "")))
+    def pools_of(self, job: Manifest) -> dict[str, Manifest]:
+        """Name -> TrainingPool that the job or a role names."""
+        found = {name: self.pools.get((pool.KIND, "", name)) for name in _pools(job)}
+        return {name: manifest for name, manifest in found.items() if manifest}
 
     def _changed(self, change: Change) -> None:
         if change.key[0] not in WATCHED:
@@ -156,7 +157,7 @@ class Informer:
             return
         if kind == pool.KIND:
             for key, job in list(self.jobs.items()):
-                if job["spec"].get("pool") == name:
+                if name in _pools(job):
                     self._enqueue(key)
             return
         if kind in OPTIONAL and not manifest["metadata"].get("ownerReferences"):
@@ -167,3 +168,9 @@ class Informer:
         label = manifest["metadata"].get("labels", {}).get(JOB_LABEL)
         for job in {*owners, *([label] if label else [])}:
             self._enqueue((KIND, namespace, job))
+
+
+def _pools(job: Manifest) -> set[str]:
+    """The names of the TrainingPools that the job and its roles name."""
+    roles = (job["spec"].get("roles") or {}).values()
+    return {part["pool"] for part in (job["spec"], *roles) if isinstance(part, dict) and part.get("pool")}

@@ -147,6 +147,11 @@ def pool(**spec: Any) -> dict[str, Any]:
     return {**document, "spec": spec}
 
 
+def of_role(name: str, **spec: Any) -> dict[str, Any]:
+    """A job whose workers have a pool of their own."""
+    return manifest(roles={"master": 1, "worker": {"replicas": 1, "pool": name}}, **spec)
+
+
 @table(
     ("of the job", [manifest(template=NETWORK)], "job: spec.template: "),
     (
@@ -155,6 +160,7 @@ def pool(**spec: Any) -> dict[str, Any]:
         "job: spec.roles.worker.template: ",
     ),
     ("of the pool", [pool(template=NETWORK), manifest(pool="rdma")], "job: spec.pool: "),
+    ("of the pool of a role", [pool(template=NETWORK), of_role("rdma")], "job: spec.roles.worker.pool: "),
     ("with its interface", [manifest(template=NETWORK, env=GLOO)], ""),
     ("with the interface of the pool", [pool(env=GLOO), manifest(pool="rdma", template=NETWORK)], ""),
     ("with a pool that is elsewhere", [manifest(pool="rdma", template=NETWORK)], ""),
@@ -166,6 +172,9 @@ def test_a_second_network_that_no_variable_names_is_noted(case):
     assert result.exit_code == 0, result.stderr
     notes = [line for line in result.stderr.splitlines() if "adds a network" in line]
     assert [line.startswith(f"note: stdin: {path}the annotation k8s") for line in notes] == [True] * bool(path)
+
+
+DIFFERENT = "spec.roles.worker.pool: the roles have different schedulers (default-scheduler and mine)"
 
 
 def scheduled(name: str, **spec: Any) -> dict[str, Any]:
@@ -183,6 +192,7 @@ OF_ROLE = (
     ("unknown", [scheduled("kai-scheduler")], "spec.template.spec.schedulerName: pods of scheduler kai-scheduler are"),
     ("different ones", [manifest(roles=ONE_ROLE)], OF_ROLE),
     ("of the pool", [pool(schedulerName="mine"), manifest(pool="rdma")], "spec.pool: pods of scheduler mine are"),
+    ("of the pool of a role", [pool(schedulerName="mine"), of_role("rdma")], DIFFERENT),
     ("Volcano's", [scheduled("volcano")], ""),
     ("of scheduler-plugins", [scheduled("scheduler-plugins-scheduler")], ""),
     ("the default one", [scheduled("default-scheduler")], ""),
@@ -288,6 +298,30 @@ def test_the_volume_of_a_mount_may_be_in_the_pool():
     job = manifest(pool="gpu", template=mounting)
     assert load_documents([("-", job), ("-", pool)]).findings == ()
     assert [severity for severity, _ in load_documents([("-", job)]).notes()] == ["warning"]
+
+
+def test_what_is_missing_in_a_role_may_be_in_its_own_pool():
+    mounting = {"spec": {"containers": [{"name": "trainer", "volumeMounts": [{"name": "d", "mountPath": "/d"}]}]}}
+    meta = {"apiVersion": "allranks.dev/v1alpha1", "kind": "TrainingPool"}
+    with_volume = {"spec": {"template": {"spec": {"volumes": [{"name": "d", "emptyDir": {}}]}}}}
+    gpu, cpu = meta | {"metadata": {"name": "gpu"}} | with_volume, meta | {"metadata": {"name": "cpu"}, "spec": {}}
+    job = manifest(
+        pool="gpu", roles={"master": {"template": mounting}, "worker": {"pool": "cpu", "template": mounting}}
+    )
+    with pytest.raises(InvalidManifest, match=r"spec\.roles\.worker\.template\S+: no volume is named d") as raised:
+        load_documents([("-", job), ("-", gpu), ("-", cpu)])
+    assert "spec.roles.master" not in str(raised.value)
+    [(severity, text)] = [note for note in load_documents([("-", job), ("-", gpu)]).notes() if "volume" in note[1]]
+    assert (severity, "unless pool cpu has it" in text) == ("warning", True)
+
+
+def test_a_pool_that_no_role_uses_is_a_warning():
+    [(severity, text)] = [note for note in load_documents([("-", of_one_role())]).notes() if "pool" in note[1]]
+    assert (severity, text) == ("warning", "-: job: spec.pool: no role uses it: each role names a pool of its own")
+
+
+def of_one_role() -> dict[str, Any]:
+    return manifest(pool="gpu", roles={"worker": {"replicas": 1, "pool": "cpu"}})
 
 
 def test_a_pool_is_checked():

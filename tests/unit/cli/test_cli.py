@@ -419,6 +419,13 @@ def test_render_of_a_job_without_its_pool_says_what_to_add():
     )
 
 
+def test_render_names_the_role_whose_pool_is_missing():
+    job = manifest(pool="gpu", roles={"master": 1, "worker": {"replicas": 1, "pool": "cpu"}})
+    result = allranks("render", "-", stdin=f"{POOL}---\n{yaml.safe_dump(job)}")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert 'error: job: spec.roles.worker.pool: TrainingPool "cpu" is not in these files' in result.stderr
+
+
 def test_render_of_only_a_pool_is_an_error():
     result = allranks("render", "-", stdin=POOL)
     assert (result.exit_code, result.stderr) == (2, "error: stdin: contains no DistributedTraining\n")

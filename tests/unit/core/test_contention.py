@@ -44,6 +44,7 @@ def contender_of(life: Life, **changes: Any) -> Contender | None:
 
 OWN = rival("own", created=0, placed=10)
 GPUS = NodeDemand(frozenset({"nvidia.com/gpu"}))
+A, B = frozenset({"a"}), frozenset({"b"})
 SPOT, LARGE = (frozenset({NodeDemand(labels=(("pool", frozenset({name})),))}) for name in ("spot", "large"))
 
 
@@ -66,15 +67,21 @@ def in_vain(*times: float) -> Contender:
     ("the weakest of three goes first", OWN, [rival(), rival("weak", created=80)], None, None),
     ("one whose turn is later goes before a stronger one", OWN, [rival(), rival("weak", 80, placed=900)], None, None),
     ("no job waits for a weaker one with a longer timeout", OWN, [rival(), rival("w", 80, timeout=900)], None, 310),
-    ("jobs of other pools are no rivals", replace(OWN, pool="a"), [rival(pool="b")], None, None),
-    ("a job without a pool may need the same nodes", replace(OWN, pool="a"), [rival()], None, 310),
+    (
+        "jobs of other pools are no rivals",
+        replace(OWN, pools=A),
+        [rival(pools=B)],
+        None,
+        None,
+    ),
+    ("a job without a pool may need the same nodes", replace(OWN, pools=A), [rival()], None, 310),
     ("a job of another namespace is no rival", OWN, [foreign()], None, None),
-    ("nor is it if only one has a pool", OWN, [foreign(pool="a")], None, None),
-    ("it is if they share a pool", replace(OWN, pool="a"), [foreign(pool="a")], None, 310),
+    ("nor is it if only one has a pool", OWN, [foreign(pools=A)], None, None),
+    ("it is if they share a pool", replace(OWN, pools=A), [foreign(pools=A)], None, 310),
     (
         "a job that waits for a quota is none in a pool",
-        replace(OWN, pool="a"),
-        [foreign(pool="a", by_quota=True)],
+        replace(OWN, pools=A),
+        [foreign(pools=A, by_quota=True)],
         0,
         None,
     ),
@@ -123,7 +130,7 @@ def test_the_pods_are_given_up_by_a_new_attempt_after_a_backoff() -> None:
 
 
 def test_the_message_names_no_job_of_another_namespace() -> None:
-    stronger = replace(rival(priority=3), job=("other", "big"), pool="a100")
+    stronger = replace(rival(priority=3), job=("other", "big"), pools=frozenset({"a100"}))
     platform = replace(CLUSTER, policy=Policy(default_pool="a100"))
     look = replace(half_placed().look(310), platform=platform, contention=Contention((stronger,)))
     [event] = reconcile(look).events

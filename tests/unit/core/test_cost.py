@@ -20,7 +20,7 @@ from allranks.core.snapshot import Snapshot
 from support.builders import CLUSTER, NOW, at, job, pending, pod, rank, table
 
 POOL = PoolSpec(gpu=Gpu(count=8), price=Price(gpu_hour="2.40", currency="EUR"))
-PRICED = replace(CLUSTER, pool=POOL)
+PRICED = replace(CLUSTER, pools={"h100": POOL})
 
 
 def gpu_job(**spec: Any) -> Job:
@@ -48,7 +48,7 @@ def test_gpu_time_is_the_time_of_the_job_for_each_gpu_of_its_pods_at_the_price_o
 
 
 def test_a_new_price_holds_from_then_on() -> None:
-    now = replace(CLUSTER, pool=POOL.model_copy(update={"price": Price(gpu_hour="24", currency="EUR")}))
+    now = replace(CLUSTER, pools={"h100": POOL.model_copy(update={"price": Price(gpu_hour="24", currency="EUR")})})
     before = Status(times=times("Productive", 0), cost=CostStatus(gpus=16, price="2.40", currency="EUR"))
     after = Status(times=times("Productive", 900, productive=900))
     first = charged(before, after, pod(), pod(index=1), platform=now)
@@ -59,7 +59,7 @@ def test_a_new_price_holds_from_then_on() -> None:
 
 
 def test_another_currency_begins_new_sums_of_money_but_not_of_gpu_time() -> None:
-    dollars = replace(CLUSTER, pool=POOL.model_copy(update={"price": Price(gpu_hour="3")}))
+    dollars = replace(CLUSTER, pools={"h100": POOL.model_copy(update={"price": Price(gpu_hour="3")})})
     before = Status(
         times=times("Productive", 0),
         cost=CostStatus(gpus=16, price="2.40", currency="EUR", spent=GpuTime(productive=5)),
@@ -106,11 +106,71 @@ def test_time_before_the_operator_saw_the_placed_pods_counts() -> None:
 
 
 def test_a_finished_job_holds_no_gpus_and_without_a_price_there_is_no_money() -> None:
-    unpriced = replace(CLUSTER, pool=PoolSpec(gpu=Gpu(count=8)))
+    unpriced = replace(CLUSTER, pools={"h100": PoolSpec(gpu=Gpu(count=8))})
     before = Status(times=times("Productive", 0), cost=CostStatus(gpus=16))
     over = Status(phase="Succeeded", times=times("Finished", 3600, productive=3600))
     found = charged(before, over, pod(), pod(index=1), platform=unpriced)
     assert (found.gpus, found.spent, found.price, found.summary) == (0, None, None, "16.0 GPUh")
+
+
+SPOT = PoolSpec(gpu=Gpu(count=1), price=Price(gpu_hour="0.60", currency="EUR"))
+ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}  # pods without ranks get no GPUs of their pool
+ROLES = {"trainer": {"replicas": 1, "pool": "h100"}, "rollout": {"replicas": 2, "pool": "spot", **ONE_GPU}}
+TWO_POOLS = job("spmd", roles=ROLES, spmd={"ranks": ["trainer"]})
+PODS = (pod("trainer"), pod("rollout"), pod("rollout", 1))
+
+
+def of_two_pools(spot: PoolSpec = SPOT) -> CostStatus:
+    """An hour of training of one pod with eight GPUs, and of two pods with one."""
+    where = {"platform": replace(CLUSTER, pools={"h100": POOL, "spot": spot}), "of": TWO_POOLS}
+    begun = charged(Status(times=times("Starting", 0)), Status(times=times("Productive", 0)), *PODS, **where)
+    after = Status(times=times("Productive", 3600, productive=3600))
+    return charged(Status(times=times("Productive", 0), cost=begun), after, *PODS, **where)
+
+
+def test_roles_with_pools_of_their_own_cost_their_prices() -> None:
+    found = of_two_pools()
+    assert found.roles is not None
+    trainer, rollout = found.roles["trainer"], found.roles["rollout"]
+    assert (trainer.pool, trainer.gpus, trainer.price, trainer.spent) == ("h100", 8, "2.40", GpuTime(productive=19.2))
+    assert (rollout.pool, rollout.gpus, rollout.price, rollout.spent) == ("spot", 2, "0.60", GpuTime(productive=1.2))
+    assert (found.gpus, found.price, found.currency) == (10, None, "EUR")
+    assert (found.gpu_seconds, found.spent) == (GpuTime(productive=36_000), GpuTime(productive=20.4))
+    assert found.summary == "10.0 GPUh, 20.40 EUR"
+    later = cost.up_to(Status(times=times("Productive", 3600, productive=3600), cost=found), at(7200))
+    assert later is not None
+    assert later.spent == GpuTime(productive=40.8)
+
+
+@table(
+    ("without a price of one pool", PoolSpec(gpu=Gpu(count=1)), 19.2),
+    ("in two currencies", PoolSpec(gpu=Gpu(count=1), price=Price(gpu_hour="1", currency="USD")), None),
+)
+def test_a_sum_that_would_be_wrong_is_left_out(case: tuple[PoolSpec, float | None]) -> None:
+    spot, of_trainer = case
+    found = of_two_pools(spot)
+    assert found.roles is not None
+    assert (found.spent, found.gpu_seconds) == (None, GpuTime(productive=36_000))
+    spent = found.roles["trainer"].spent
+    assert (spent and spent.productive) == of_trainer
+
+
+def test_a_role_that_is_placed_later_costs_from_then_on() -> None:
+    where = {"platform": replace(CLUSTER, pools={"h100": POOL, "spot": SPOT}), "of": TWO_POOLS}
+    first = charged(Status(times=times("Queued", 0)), Status(times=times("Starting", 0)), PODS[0], **where)
+    begun = Status(times=times("Starting", 0), cost=first)
+    second = charged(begun, Status(times=times("Starting", 60, starting=60)), *PODS, **where)
+    assert second.roles is not None
+    assert {role: cost.total(part.gpu_seconds) for role, part in second.roles.items()} == {"trainer": 480, "rollout": 0}
+    assert second.gpus == 10
+
+
+def test_a_pool_that_was_deleted_meanwhile_leaves_the_gpus_as_they_were() -> None:
+    found = of_two_pools()
+    before = Status(times=times("Productive", 3600, productive=3600), cost=found)
+    after = Status(times=times("Productive", 7200, productive=7200))
+    again = charged(before, after, *PODS, platform=replace(CLUSTER, pools={"h100": POOL}), of=TWO_POOLS)
+    assert again.gpu_seconds == GpuTime(productive=72_000)
 
 
 def test_a_job_without_gpus_has_no_cost() -> None:
@@ -215,7 +275,8 @@ def test_steps_that_no_longer_come_are_not_productive() -> None:
 @table(("of the job", SUSPENDING, None), ("of the pool, which replaces that of the job", POLICY, SUSPENDING))
 def test_the_action_suspend_suspends_the_job_once(case: tuple[Utilization, Utilization | None]) -> None:
     own, of_pool = case
-    platform = replace(CLUSTER, pool=POOL.model_copy(update={"utilization": of_pool})) if of_pool else CLUSTER
+    pools = {"h100": POOL.model_copy(update={"utilization": of_pool})} if of_pool else {}
+    platform = replace(CLUSTER, pools=pools)
     of = job(utilization=_dumped(own), **({"pool": "h100"} if of_pool else {}))
     first = _begun(of) if of_pool else reconcile(Observed(of, Status(), (), NOW, platform)).next
     assert first is not None

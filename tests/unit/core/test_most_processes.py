@@ -38,7 +38,7 @@ def test_the_most_processes_of_a_pod(case: tuple[Any, dict[str, int]]) -> None:
 
 
 def test_without_its_pool_the_number_is_not_determined() -> None:
-    assert most_processes(job(pool="a100"), Status(), replace(CLUSTER, pool=None)) is None
+    assert most_processes(job(pool="a100"), Status(), CLUSTER) is None
 
 
 @table(

@@ -62,7 +62,7 @@ def test_without_receivers_of_the_operator_there_is_no_outbox() -> None:
 
 def test_a_receiver_gets_what_it_asks_for_and_a_pool_adds_its_own() -> None:
     of_pool = PoolSpec(notify=[Notification(receiver="infra", occasions=["Failed"])])
-    platform = replace(NOTIFYING, pool=of_pool)
+    platform = replace(NOTIFYING, pools={"p": of_pool})
     webhook = [{"webhook": {"url": "https://hooks.example.com/x"}, "occasions": ["Failed"]}]
     assert outbox(Status(), Status(phase="Failed"), platform, pool="p", notify=webhook) == [
         "Failed/0 webhook-0",
@@ -107,7 +107,7 @@ def test_the_entry_is_in_the_write_of_the_decision() -> None:
 
 def test_the_end_of_a_trial_goes_to_those_that_its_template_names() -> None:
     of_pool = PoolSpec(notify=[Notification(receiver="infra")])
-    platform = replace(NOTIFYING, pool=of_pool, notifies={"Failed": ("oncall",), "Hung": ("oncall",)})
+    platform = replace(NOTIFYING, pools={"p": of_pool}, notifies={"Failed": ("oncall",), "Hung": ("oncall",)})
     trial = job(pool="p", notify=ALL)
     owned = {"owner_references": [Owner(kind="TrainingSweep", controller=True)]}
     trial = trial.model_copy(update={"metadata": trial.metadata.model_copy(update=owned)})

@@ -37,7 +37,7 @@ def test_an_odd_value_anywhere_in_a_template_is_reported_or_reaches_the_pod(plac
             pool = PoolSpec(template=template)
             if not pool_template.problems(pool):
                 plain = job_codec.job(manifest(pool="p", template=TEMPLATE))
-                pods.objects(plain, Status(avoided_nodes=["bad"]), replace(WHERE, pool=pool))
+                pods.objects(plain, Status(avoided_nodes=["bad"]), replace(WHERE, pools={"p": pool}))
 
 
 FOUND = [

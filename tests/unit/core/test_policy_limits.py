@@ -64,7 +64,7 @@ def test_the_largest_deadline_is_the_default_of_a_job_that_has_none():
 
 
 def test_a_job_without_a_pool_gets_the_default_pool():
-    platform = replace(under(default_pool="gpu"), pool=pool(nodeSelector={"gpu": "h200"}))
+    platform = replace(under(default_pool="gpu"), pools={"gpu": pool(nodeSelector={"gpu": "h200"})})
     life = Life(job(), platform=platform)
     plan = life.step(0)
     made = [each for each in plan.create if each["kind"] == "Pod"]
@@ -88,7 +88,7 @@ def test_a_missing_default_pool_is_waited_for():
 )
 def test_default_user(case):
     of_pool, fields, expected = case
-    platform = replace(under(default_run_as_user=1000), pool=pool(**of_pool))
+    platform = replace(under(default_run_as_user=1000), pools={"gpu": pool(**of_pool)})
     (made, *_) = pods.objects(job(pool="gpu", **fields), Status(), platform).pods
     context = made["spec"]["securityContext"]
     assert context == {"runAsNonRoot": True, "runAsUser": expected, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -328,7 +328,7 @@ def test_namespace_selector(case):
 
 def selective(labels: dict[str, str] | None, **policy: Any) -> Platform:
     vision = pool(namespaceSelector={"matchLabels": {"team": "vision"}})
-    return replace(under(**policy), pool=vision, namespace_labels=labels)
+    return replace(under(**policy), pools={"gpu": vision}, namespace_labels=labels)
 
 
 def test_a_job_of_another_namespace_is_refused():
@@ -371,7 +371,7 @@ def test_a_selector_admits_nothing_while_the_operator_reads_no_namespaces():
 
 
 def test_an_empty_selector_needs_no_labels():
-    platform = replace(CLUSTER, pool=pool(namespaceSelector={}))
+    platform = replace(CLUSTER, pools={"gpu": pool(namespaceSelector={})})
     assert started(job(pool="gpu"), platform=platform).status.phase == "Running"
 
 

@@ -27,7 +27,7 @@ NOT_THERE = (
 
 
 def platform(**spec: Any) -> Platform:
-    return replace(CLUSTER, pool=PoolSpec.model_validate(spec, by_alias=True, by_name=False))
+    return replace(CLUSTER, pools={"gpu": PoolSpec.model_validate(spec, by_alias=True, by_name=False)})
 
 
 def pods_of(pool: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
@@ -447,7 +447,7 @@ PROBLEMS = [
 @table(*PROBLEMS)
 def test_problems(case):
     spec, expected = case
-    assert pool_template.problems(platform(**spec).pool) == expected
+    assert pool_template.problems(platform(**spec).pools["gpu"]) == expected
 
 
 def test_the_reserved_variables_are_those_of_every_framework():

@@ -21,7 +21,7 @@ from support.builders import CLUSTER, NOW, at, failed, failure, job, pod, table
 ALL = {"gpu": True, "network": True, "disk": True}
 TESTED = job(roles={"worker": 4}, preflight=ALL)
 RUNNING = Status(attempt=0, attempt_time=at(0), running_time=at(1))
-POOL = replace(CLUSTER, pool=PoolSpec.model_validate({"preflight": {"disk": True, "timeoutSeconds": 30}}))
+POOL = replace(CLUSTER, pools={"h200": PoolSpec.model_validate({"preflight": {"disk": True, "timeoutSeconds": 30}})})
 
 
 def after_faults(*nodes: str, because: str = "DeviceError") -> Status:

@@ -35,7 +35,7 @@ NVME = "/mnt/nvme/allranks"
 
 def on(claim: str = "", host_path: str = "", pool: InputCache | None = None, size: int = 10**9) -> Platform:
     store = DataStore(claim, IMAGE, size, host_path)
-    return replace(CLUSTER, data=store, pool=PoolSpec(input_cache=pool))
+    return replace(CLUSTER, data=store, pools={"gpu": PoolSpec(input_cache=pool)})
 
 
 def ready(platform: Platform, **spec: Any) -> Life:

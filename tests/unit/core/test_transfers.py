@@ -82,7 +82,7 @@ def test_the_platform_team_chooses_resources_and_nodes_of_the_pods_that_transfer
 def test_a_pool_replaces_single_fields_of_the_pods_that_transfer_for_its_jobs() -> None:
     store = replace(STORE, pods=DataPods(node_selector={"disk": "fast"}))
     choice = DataPods(tolerations=[Toleration(key="gpu", operator="Exists")])
-    platform = replace(CLUSTER, data=store, pool=PoolSpec(node_selector={"gpu": "h200"}, data=choice))
+    platform = replace(CLUSTER, data=store, pools={"h200": PoolSpec(node_selector={"gpu": "h200"}, data=choice)})
     for pod in transfer_pods(platform, pool="h200"):
         assert pod["spec"]["nodeSelector"] == {"disk": "fast"}, "not the nodes of ranks"
         assert pod["spec"]["tolerations"] == [{"key": "gpu", "operator": "Exists"}]

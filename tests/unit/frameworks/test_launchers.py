@@ -393,7 +393,7 @@ def test_ranks_that_follow_from_a_pool_are_compared_when_the_pool_exists():
     assert sentences(**fields) == []
     for gpus, problems in ((2, 0), (8, 1)):
         pool = PoolSpec.model_validate({"gpu": {"count": gpus}})
-        assert len(commands.problems(job(**fields), replace(CLUSTER, pool=pool))) == problems
+        assert len(commands.problems(job(**fields), replace(CLUSTER, pools={"gpus": pool}))) == problems
 
 
 def test_a_launcher_in_a_branch_is_a_warning():

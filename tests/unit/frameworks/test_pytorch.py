@@ -170,4 +170,4 @@ def test_nccl_without_gpus_is_a_warning(case):
 
 def test_nccl_is_a_warning_if_the_pool_has_no_gpus():
     fields = {"pytorch": {"backend": "NCCL"}, "pool": "cpu"}
-    assert commands.remarks(job(**fields), replace(CLUSTER, pool=PoolSpec())) == [NO_GPUS]
+    assert commands.remarks(job(**fields), replace(CLUSTER, pools={"cpu": PoolSpec()})) == [NO_GPUS]

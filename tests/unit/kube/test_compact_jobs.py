@@ -127,3 +127,18 @@ def test_parts_without_a_schema_have_a_limit_in_total(case) -> None:
         validation.parse(document)
     assert str(error.value) in str(invalid.value)
     assert "more than 256 KiB in total" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("roles", "pools"),
+    [
+        ({"worker": {"replicas": 1}, "ps": {"replicas": 1, "pool": "cpu"}}, ("cpu",)),
+        ({"worker": {"pool": "gpu"}, "ps": {"pool": "cpu"}, "chief": {"pool": None}}, ("cpu", "gpu")),
+        ({"worker": {"replicas": 1}}, ()),
+        ({"worker": {"pool": 3}}, ()),
+        (["pool"], ()),
+    ],
+)
+def test_the_pools_of_roles_are_kept_beside_the_spec(roles: Any, pools: tuple[str, ...]) -> None:
+    job = {"metadata": METADATA, "spec": {"framework": "pytorch", "roles": roles}}
+    assert compact_jobs.spec_of(compact_jobs.job(json.dumps(job).encode())).role_pools == pools

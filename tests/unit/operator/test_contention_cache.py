@@ -76,4 +76,4 @@ def test_jobs_of_another_namespace_neither_appear_nor_are_enqueued_without_a_com
     for key in in_pool:
         with_pool = replace(CLUSTER, policy=Policy(default_pool="a100"))
         contention = contenders.observe(key, replace(half_placed().look(32), platform=with_pool))
-    assert [other.pool for other in contention.others] == ["a100"]
+    assert [other.pools for other in contention.others] == [{"a100"}]

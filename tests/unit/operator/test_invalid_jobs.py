@@ -101,13 +101,13 @@ def test_a_pool_on_which_the_core_raises_is_named_and_the_job_waits_for_its_corr
         api.object = api.object | {"spec": {**SPEC, "pool": "h200"}}
 
         def raises(observed: Observed) -> bool:
-            return observed.platform.pool is not None and observed.platform.pool.scheduler_name == "odd"
+            return any(pool.scheduler_name == "odd" for pool in observed.platform.pools.values())
 
         async with client_of(api) as (client, _):
             controller = controller_of(client, decide=Broken(raises))
             observer = controller._observer
             controller._observer = Observer(
-                observer.pods, lambda job: Platform(helper_image="x", pool=pool), observer.clock
+                observer.pods, lambda job: Platform(helper_image="x", pools={"h200": pool}), observer.clock
             )
             async with running(controller, api.object):
                 if started:

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.exposition import generate_latest
 
-from allranks.api.cost import CostStatus, GpuTime
+from allranks.api.cost import CostStatus, GpuTime, RoleCost
 from allranks.api.pool import PoolSpec
 from allranks.api.status import Failure, ProgressStatus, RestartCounts, Status, Straggler, Times
 from allranks.core.facts.policy import Policy
@@ -172,8 +172,8 @@ def test_jobs_that_wait_are_counted_by_namespace_and_reason_with_the_longest_wai
 
 def test_gpus_are_summed_by_namespace_and_pool() -> None:
     found = families(
-        JobSample("a", "pytorch", "Running", pool="h200", gpus=16, running_gpus=16),
-        JobSample("a", "pytorch", "Pending", pool="h200", gpus=8, running_gpus=0),
+        JobSample("a", "pytorch", "Running", gpus={"h200": (16, 16)}),
+        JobSample("a", "pytorch", "Pending", gpus={"h200": (8, 0)}),
         JobSample("b", "pytorch", "Running"),
     )
     assert found["allranks_gpus"] == {("a", "h200", "requested"): 24, ("a", "h200", "running"): 16}
@@ -199,12 +199,12 @@ def sample(counts: GpuCounts, **status: Any) -> JobSample:
 
 def test_the_gpus_of_a_job_are_those_of_its_pods_and_of_its_pool() -> None:
     counts, pool = GpuCounts(), PoolSpec.model_validate({"gpu": {"count": 8}}, by_alias=True, by_name=False)
-    platform = replace(CLUSTER, pool=pool)
+    platform = replace(CLUSTER, pools={"h200": pool})
     counts.note(KEY, observed(job(pool="h200"), Status(start_time=NOW), platform=platform))
     roles = {"worker": {"desired": 3, "ready": 1}}
     found = sample(counts, phase="Pending", roles=roles, attemptTime="2026-03-04T10:00:40Z")
-    assert (found.pool, found.gpus, found.running_gpus, found.attempt_seconds) == ("h200", 24, 8, 60)
-    assert sample(counts, phase="Suspended", roles=roles).gpus == 0
+    assert (found.gpus, found.attempt_seconds) == ({"h200": (24, 8)}, 60)
+    assert sample(counts, phase="Suspended", roles=roles).gpus == {}
 
 
 def test_gpus_follow_the_default_pool_a_new_pool_and_the_end_of_the_job() -> None:
@@ -212,18 +212,18 @@ def test_gpus_follow_the_default_pool_a_new_pool_and_the_end_of_the_job() -> Non
     begun = Status(start_time=NOW)
     for size in (4, 8):
         pool = PoolSpec.model_validate({"gpu": {"count": size}}, by_alias=True, by_name=False)
-        platform = replace(CLUSTER, pool=pool, policy=Policy(default_pool="gpu"))
+        platform = replace(CLUSTER, pools={"gpu": pool}, policy=Policy(default_pool="gpu"))
         counts.note(KEY, observed(job(), begun, platform=platform))
         found = sample(counts, phase="Running", roles=roles)
-        assert (found.pool, found.running_gpus) == ("gpu", 2 * size)
+        assert found.gpus == {"gpu": (2 * size, 2 * size)}
     counts.note(KEY, observed(job(), Status(start_time=NOW, phase="Failed"), platform=platform))
-    assert sample(counts, phase="Running", roles=roles).gpus == 0
+    assert sample(counts, phase="Running", roles=roles).gpus == {}
 
 
 def test_a_status_without_a_schema_breaks_no_scrape() -> None:
     for status in (None, 5, {"phase": 5, "conditions": 7, "roles": [], "attemptTime": "soon"}, {"conditions": [3]}):
         [found] = GpuCounts().samples([KEY], lambda _, status=status: {"status": status}, at(0))
-        assert found.gpus == 0
+        assert found.gpus == {}
 
 
 def test_gpu_time_and_its_price_are_counted_once_by_pool() -> None:
@@ -241,3 +241,26 @@ def test_gpu_time_and_its_price_are_counted_once_by_pool() -> None:
     metrics.wrote(of, Status(cost=moved), Status(cost=more))
     # What moved to lost is subtracted from the next increment.
     assert value(metrics, "allranks_gpu_seconds_total", kind="productive", **labels) == 5400
+
+
+def test_roles_with_pools_of_their_own_are_counted_by_pool() -> None:
+    metrics = Metrics()
+    of = job(roles={"master": {"replicas": 1, "pool": "h100"}, "worker": {"replicas": 2, "pool": "spot"}})
+    part = RoleCost(pool="h100", gpu_seconds=GpuTime(productive=60), spent=GpuTime(productive=2))
+    other = RoleCost(pool="spot", gpu_seconds=GpuTime(productive=30), spent=GpuTime(productive=1))
+    whole = CostStatus(
+        currency="EUR",
+        gpu_seconds=GpuTime(productive=90),
+        spent=GpuTime(productive=3),
+        roles={"master": part, "worker": other},
+    )
+    metrics.wrote(of, Status(), Status(cost=whole))
+    kinds = {"job_namespace": "team", "kind": "productive"}
+    assert value(metrics, "allranks_gpu_seconds_total", pool="h100", **kinds) == 60
+    assert value(metrics, "allranks_gpu_seconds_total", pool="spot", **kinds) == 30
+    assert value(metrics, "allranks_gpu_cost_total", pool="spot", currency="EUR", **kinds) == 1
+    counts = GpuCounts()
+    pools = {name: PoolSpec.model_validate({"gpu": {"count": 8}}) for name in ("h100", "spot")}
+    counts.note(KEY, observed(of, Status(start_time=NOW), platform=replace(CLUSTER, pools=pools)))
+    roles = {"master": {"desired": 1, "ready": 1}, "worker": {"desired": 2, "ready": 0}}
+    assert sample(counts, phase="Pending", roles=roles).gpus == {"h100": (8, 8), "spot": (16, 0)}

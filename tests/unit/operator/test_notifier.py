@@ -105,7 +105,7 @@ def test_the_webhook_of_the_default_pool_is_delivered(tmp_path: Path) -> None:
     async def test() -> None:
         async with http_receiver() as server, operator(tmp_path, allowedHosts=[server.url.partition("//")[2]]) as one:
             pool = PoolSpec(notify=[Notification(webhook=Webhook(url=f"{server.url}/pool"))])
-            platform = replace(CLUSTER, policy=Policy(default_pool="gpus"), pool=pool)
+            platform = replace(CLUSTER, policy=Policy(default_pool="gpus"), pools={"gpus": pool})
             in_default_pool = replace(observed("Failed/0 webhook-p0"), platform=platform)
             assert await one.deliver(in_default_pool) == {"Failed/0 webhook-p0": " sent"}
             assert [path for path, _, _ in server.got] == ["/pool"]

@@ -62,6 +62,30 @@ def test_an_invalid_job_affects_neither_metrics_nor_pools(shape: dict[str, Any])
     asyncio.run(scenario())
 
 
+def test_a_change_of_a_pool_wakes_the_jobs_whose_roles_use_it() -> None:
+    async def scenario() -> None:
+        settings, connection = Settings(default_pool="usual"), Connection("http://127.0.0.1:1")
+        operator = Operator(settings, connection)
+        session = Session(Dependencies(settings, connection, operator.metrics), None)
+        specs: dict[str, dict[str, Any]] = {
+            "whole": {"pool": "gpu"},
+            "role": {"pool": "gpu", "roles": {"worker": {}, "ps": {"pool": "cpu"}}},
+            "none": {"roles": {"worker": {}}},
+        }
+        for name, spec in specs.items():
+            metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1"}
+            session.controller.on_job_event({"metadata": metadata, "spec": spec}, deleted=False)
+        woken: list[str] = []
+        session.queue.enqueue = lambda key, *_: woken.append(key[1])  # type: ignore[method-assign]
+        for pool, expected in {"gpu": ["whole", "role"], "cpu": ["role"], "usual": ["none"], "x": []}.items():
+            woken.clear()
+            session.enqueue_users(pool)
+            assert woken == expected
+        await session.client.close()
+
+    asyncio.run(scenario())
+
+
 def test_jobs_whose_reports_are_lost_are_counted() -> None:
     async def scenario() -> None:
         settings, connection = Settings(), Connection("http://127.0.0.1:1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allranks.api.cost import CostStatus, GpuTime
+from allranks.api.cost import CostStatus, GpuTime, RoleCost
 from allranks.api.status import Status, Times
 from allranks.kube import job_codec
 from allranks.ui.entries import Entry
@@ -62,3 +62,18 @@ def test_the_report_has_a_table_a_tile_and_json() -> None:
 def test_the_table_of_jobs_shows_money_with_gpu_hours() -> None:
     row = job_row(Entry("jobs", "team", "job", job_with(Status(times=TIMES, cost=PRICED))), NOW)
     assert (row.view.money, row.view.gpu_hours) == ("45.06 EUR", "18.8 GPUh")
+
+
+def test_the_parts_of_roles_with_pools_of_their_own_are_listed() -> None:
+    parts = {
+        "trainer": RoleCost(pool="h200", gpu_seconds=GpuTime(productive=36_000), spent=GpuTime(productive=24)),
+        "rollout": RoleCost(gpu_seconds=GpuTime(productive=3600)),
+    }
+    whole = CostStatus(currency="EUR", gpu_seconds=GpuTime(productive=39_600), roles=parts)
+    found = costs.cost_of(Status(times=TIMES, cost=whole), NOW)
+    assert found is not None
+    assert costs.line(found).endswith("; trainer 10.0 GPUh, 24.00 EUR (pool h200); rollout 1 GPUh")
+    assert [row for row in costs.rows(found) if row[0].startswith("of ")] == [
+        ("of trainer", "10.0 GPUh", "24.00 EUR"),
+        ("of rollout", "1 GPUh", ""),
+    ]

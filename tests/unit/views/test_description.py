@@ -18,8 +18,8 @@ TESTS = {"gpu": True, "network": True}
 
 
 def described(of_pool: dict[str, Any] | None = None, **spec: Any) -> list[str]:
-    pool = PoolSpec.model_validate({"preflight": of_pool}) if of_pool else None
-    made = pods.objects(job(**spec), Status(), replace(CLUSTER, pool=pool)).pods
+    pools = {"h": PoolSpec.model_validate({"preflight": of_pool})} if of_pool else {}
+    made = pods.objects(job(**spec), Status(), replace(CLUSTER, pools=pools)).pods
     listed = [pod | {"metadata": pod["metadata"] | CREATED} for pod in made]
     of = manifest(**spec)
     of["metadata"] |= CREATED
@@ -70,3 +70,20 @@ def test_describe_says_the_level_of_the_pods_and_why():
     of["metadata"] |= CREATED | {"uid": UID}
     lines = list(describe_job(of, [pod | {"metadata": pod["metadata"] | CREATED}], "", [], NOW))
     assert "Security:    Baseline: namespace team does not enforce restricted pods" in lines
+
+
+@table(
+    ("none", {}, []),
+    ("of the job", {"pool": "h200"}, ["Pool:        h200"]),
+    (
+        "of roles",
+        {"pool": "h200", "roles": {"master": 1, "worker": {"replicas": 1, "pool": "spot"}}},
+        ["Pool:        master: h200, worker: spot"],
+    ),
+)
+def test_describe_says_which_pool_each_role_has(case):
+    spec, expected = case
+    of = manifest(**spec)
+    of["metadata"] |= CREATED
+    lines = [line for line in describe_job(of, [], "", [], NOW) if isinstance(line, str)]
+    assert [line for line in lines if line.startswith("Pool")] == expected

@@ -105,3 +105,37 @@ def test_keys_of_labels_that_people_chose_are_offered() -> None:
     labels = {"project": "x", "team": "nlp", "allranks.dev/trial": "1", "app.kubernetes.io/name": "y", "cost": "z"}
     assert usage.label_keys([{"labels": labels}, {"labels": None}, {}], most=5) == ["label:cost", "label:project"]
     assert usage.label_keys([{"labels": labels}], most=1) == ["label:cost"]
+
+
+def of_two_pools() -> dict[str, Any]:
+    """A job whose GPU time is divided among two pools."""
+    job = done("a")
+    cost = job["status"]["cost"]
+    part = {"gpus": 0, "gpuSeconds": {kind: value / 4 for kind, value in cost["gpuSeconds"].items()}}
+    rest = {"gpus": 0, "gpuSeconds": {kind: value * 3 / 4 for kind, value in cost["gpuSeconds"].items()}}
+    spent = {kind: value / 2 for kind, value in cost["spent"].items()}
+    cost["roles"] = {
+        "trainer": {**part, "pool": "h100", "spent": spent},
+        "rollout": {**rest, "pool": "spot", "spent": spent},
+    }
+    return job
+
+
+def test_a_job_with_several_pools_counts_its_gpu_time_in_each_and_itself_in_the_first() -> None:
+    spot, h100 = by_pool = groups([of_two_pools()], "pool")
+    assert [group.name for group in by_pool] == ["spot", "h100"]
+    assert (h100.jobs, spot.jobs, h100.succeeded, spot.succeeded) == (1, 0, 1, 0)
+    [whole] = groups([of_two_pools()], "namespace")
+    hours = sum(whole.gpu_hours.values())
+    assert sum(spot.gpu_hours.values()) == pytest.approx(hours * 3 / 4)
+    assert sum(h100.gpu_hours.values()) == pytest.approx(hours / 4)
+    total = usage.total(by_pool)
+    assert (total.jobs, total.queued_seconds, total.goodput) == (whole.jobs, whole.queued_seconds, whole.goodput)
+    assert total.spent == whole.spent
+
+
+def test_without_gpus_a_job_counts_in_its_own_pool_or_the_first_of_a_role() -> None:
+    job, other = a_job("a", "Pending"), a_job("b", "Pending")
+    job["spec"]["roles"] = {"worker": {"replicas": 1}, "ps": {"pool": "cpu"}}
+    other["spec"] |= {"pool": "gpu", "roles": job["spec"]["roles"]}
+    assert [group.name for group in groups([job, other], "pool")] == ["cpu", "gpu"]

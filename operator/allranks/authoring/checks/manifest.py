@@ -17,7 +17,7 @@ from allranks.api.validation_messages import similar
 from allranks.authoring.checks import schema
 from allranks.authoring.checks.notes import notes_of
 from allranks.authoring.checks.problem import Problem, below
-from allranks.core.facts import pod_template
+from allranks.core.facts import pod_template, pool_template
 from allranks.core.facts.model import ANY_PLATFORM, Manifest, Platform
 from allranks.core.facts.naming import ROLE_LABEL
 from allranks.core.objects import commands
@@ -78,20 +78,23 @@ class Beside:
 
 def finished(job: Job, beside: Beside) -> list[Problem]:
     """Return problems of the pods, and notes, of a job that has no other errors."""
-    pool = beside.pools.get(job.spec.pool or "")
-    platform = replace(ANY_PLATFORM, pool=pool)
+    platform = replace(ANY_PLATFORM, pools=beside.pools)
     notes = notes_of(job, beside.claim_templates, platform)
-    # Without its pool, which may add GPUs, the number of ranks of a job was not compared with its command.
-    of_commands = [Problem(*problem) for problem in commands.problems(job, platform)] if pool else []
-    return [*_misspelt_pool(job, beside.pools), *_of_pods(job, pool), *of_commands, *notes]
+    # Without its pools, which may add GPUs, the number of ranks of a job was not compared with its command.
+    compared = job.spec.pools and not pool_template.missing(job, platform)
+    of_commands = [Problem(*problem) for problem in commands.problems(job, platform)] if compared else []
+    return [*_about_pools(job, beside.pools), *_of_pods(job, beside.pools), *of_commands, *notes]
 
 
-def _misspelt_pool(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]:
-    """Yield a warning if a pool in the files has a similar name. The pool of a job may be on the cluster only."""
-    name = job.spec.pool
-    if name and name not in pools and (near := similar(name, list(pools))):
-        message = f"no TrainingPool in these files is named {name}, did you mean {near}?"
-        yield Problem("spec.pool", message, "warning")
+def _about_pools(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]:
+    """Yield a warning for a pool that no role uses, and if a pool in the files has a similar name. The pools of a job
+    may be on the cluster only."""
+    if job.spec.pool and "spec.pool" not in job.spec.pools:
+        yield Problem("spec.pool", "no role uses it: each role names a pool of its own", "warning")
+    for path, name in job.spec.pools.items():
+        if name not in pools and (near := similar(name, list(pools))):
+            message = f"no TrainingPool in these files is named {name}, did you mean {near}?"
+            yield Problem(path, message, "warning")
 
 
 def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list[Problem]:
@@ -105,9 +108,8 @@ def beside_errors(document: Mapping[str, Any], wrong: Sequence[Problem]) -> list
     if job := validation.without_errors(document):
         with contextlib.suppress(Exception):  # the checks expect a job that violates no rule
             problems += [Problem(*problem) for problem in job_pods.problems(job)]
-            # Its pool may have what is missing here, and so may fields with errors, for what is only a warning.
-            if not job.spec.pool:
-                problems += [problem for problem in _of_pods(job, None) if problem.severity == "error"]
+            # A pool may have what is missing here, and so may fields with errors, for what is only a warning.
+            problems += [problem for problem in _of_pods(job, {}) if problem.severity == "error"]
     return [problem for problem in problems if _field(problem.path) not in reported]
 
 
@@ -132,21 +134,25 @@ def _container(part: dict[str, Any], path: str, merged: Sequence[Manifest] | Non
 CONTAINER_LISTS = ("initContainers", "containers")
 
 
-def _of_pods(job: Job, pool: PoolSpec | None) -> Iterator[Problem]:
+def _of_pods(job: Job, pools: Mapping[str, PoolSpec]) -> Iterator[Problem]:
     """Yield problems of the first pod of each role of a job that has no other errors.
 
-    A job may name a pool that is not in the files (`pool` is None). The pool may have what is missing here, so such
-    problems are warnings.
+    A role may have a pool that is not in the files. The pool may have what is missing here, so such problems are
+    warnings.
     """
-    platform = Platform(helper_image="helper", report_url="http://localhost", pool=pool)
+    platform = Platform(helper_image="helper", report_url="http://localhost", pools=pools)
     first = {(role, 0) for role, _ in job.spec.roles.items()}
     pods = job_pods.objects(job, Status(), platform, first).pods
-    for problem in dict.fromkeys(problem for pod in pods for problem in _of_pod(job, pod)):
-        if job.spec.pool is None or pool is not None:
-            yield problem
-        else:
-            unless = f"unless pool {job.spec.pool} has it, which is not in these files"
-            yield problem._replace(message=f"{problem.message} ({unless})", severity="warning")
+    reported = set()
+    for pod in pods:
+        pool = job.spec.pool_of(pod["metadata"]["labels"][ROLE_LABEL])
+        for problem in _of_pod(job, pod):
+            if pool and pool not in pools:
+                unless = f"unless pool {pool} has it, which is not in these files"
+                problem = problem._replace(message=f"{problem.message} ({unless})", severity="warning")
+            if problem not in reported:
+                reported.add(problem)
+                yield problem
 
 
 def _of_pod(job: Job, pod: Manifest) -> Iterator[Problem]:

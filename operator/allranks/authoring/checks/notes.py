@@ -10,7 +10,7 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.status import Status
 from allranks.authoring.checks.problem import Problem
-from allranks.core.facts import gpu_count, pod_template, topology
+from allranks.core.facts import gpu_count, pod_template, pool_template, topology
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import TRAINER
@@ -27,7 +27,7 @@ def notes_of(
     """Return all notes on a job for which `pods.problems` is empty. `warning`: probably a mistake.
 
     `claim_templates`: ResourceClaimTemplate -> the spec of its claims, for the templates in the files. `platform`: has
-    the pool, if it is in the files.
+    the pools that are in the files.
     """
     about_commands = (Problem(*remark) for remark in commands.remarks(job, platform))
     claims = _about_claims(job, claim_templates or {})
@@ -51,7 +51,7 @@ def _about_preflight(job: Job, platform: Platform) -> Iterator[Problem]:
     tests = preflight.pod_tests(job, Status(), platform, context)
     if tests is None:
         return
-    path = "spec.preflight" if job.spec.preflight else "spec.pool"
+    path = "spec.preflight" if job.spec.preflight else job.spec.pool_field(pool_template.first_role(job))
     for role in dict.fromkeys(replica.role for replica in context.ranked() if replica.role not in tests.roles):
         cure = "allranks cannot start the image's entrypoint after a test: set its command"
         yield Problem(path, f"preflight: pods of role {role} are not tested: {cure}", "warning")
@@ -125,7 +125,7 @@ _INTERFACE = re.compile(r"\w+_(IFNAME|IFACE|if_include|IB_HCA|NET_DEVICES)")
 
 def _about_networks(job: Job, platform: Platform) -> Iterator[Problem]:
     """Yield a note if pods have a second network, and nothing says that ranks use it."""
-    if job.spec.pool and platform.pool is None:
+    if pool_template.missing(job, platform):
         return  # its variables are not in the files
     paths: set[str] = set()
     for role, template in pod_template.role_templates(job, platform).items():
@@ -134,7 +134,8 @@ def _about_networks(job: Job, platform: Platform) -> Iterator[Problem]:
         if not ranked or not _has_network(template) or any(map(_INTERFACE.fullmatch, names)):
             continue
         parts = {f"spec.roles.{role}.template": job.spec.roles[role].template, "spec.template": job.spec.template}
-        paths.add(next((path for path, part in parts.items() if _has_network(part or {})), "spec.pool"))
+        of_pool = job.spec.pool_field(role)
+        paths.add(next((path for path, part in parts.items() if _has_network(part or {})), of_pool))
     problem = f"the annotation {_NETWORKS} adds a network, and no variable says which interface ranks use"
     cure = "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, for example to net1"
     for path in sorted(paths):
@@ -150,7 +151,7 @@ def _about_schedulers(job: Job, platform: Platform) -> Iterator[Problem]:
     """Yield a warning if the names of schedulers leave the pods of a job without gang scheduling."""
     if job.spec.scheduling.gang not in (None, "Auto") or sum(members.min_by_role(job, Status()).values()) < 2:
         return
-    if job.spec.pool and platform.pool is None:
+    if pool_template.missing(job, platform):
         return  # it may name a scheduler
     templates = pod_template.role_templates(job, platform)
     problem = choice.mismatch(templates.values(), platform)
@@ -160,10 +161,15 @@ def _about_schedulers(job: Job, platform: Platform) -> Iterator[Problem]:
         ("spec", job.spec.template),
         *((f"spec.roles.{role}", part.template) for role, part in job.spec.roles.items()),
     ]
-    named = [path for path, template in parts if ((template or {}).get("spec") or {}).get("schedulerName")]
-    path = f"{named[0]}.template.spec.schedulerName" if named else "spec.pool"
+    of_pool = next((job.spec.pool_field(role) for role, template in templates.items() if _has_scheduler(template)), "")
+    named = [path for path, template in parts if _has_scheduler(template or {})]
+    path = f"{named[0]}.template.spec.schedulerName" if named else of_pool
     cure = "set scheduling.gang to a kind of PodGroup that the schedulers read, or to None if this is intended"
     yield Problem(path, f"{problem}: {cure}", "warning")
+
+
+def _has_scheduler(template: Mapping[str, Any]) -> bool:
+    return bool((template.get("spec") or {}).get("schedulerName"))
 
 
 _ROOT = "an image that runs as root does not start"

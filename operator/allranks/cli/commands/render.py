@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,7 +72,7 @@ def render(
 ) -> None:
     """Print the objects that the operator creates for the first attempt of a job.
 
-    The files must contain the TrainingPool that a job names. Owner references have a UID of zeros, because the API
+    The files must contain the TrainingPools that a job names. Owner references have a UID of zeros, because the API
     server assigns the UID, and a job with generateName has the name NAME00001.
     """
     from allranks.authoring.manifests import load
@@ -78,19 +80,19 @@ def render(
 
     try:
         loaded = load(files, sets)
-        pools = _pools(loaded)
+        _check_pools(loaded)
     except InvalidManifest as error:
         print_error(error)
         sys.exit(BAD_MANIFEST)
     for severity, text in loaded.notes():
         print_problem(severity, text)
-    pairs = zip(loaded.jobs, pools, strict=True)
+    pools = {pool.name: pool.spec for pool in loaded.pools}
     if enforce is None and any(job.spec.pod_security in (None, "Auto") for job in loaded.jobs):
         text = "--enforce restricted prints the pods for a namespace that does (podSecurity: Auto)"
         print_problem("note", f"the pods are for a namespace that does not enforce restricted pods: {text}")
     restricted = enforce == "restricted"
     objects = [
-        item for job, pool in pairs for item in rendered(job, helper_image, pool, report_url, data_image, restricted)
+        item for job in loaded.jobs for item in rendered(job, helper_image, pools, report_url, data_image, restricted)
     ]
     if output == "json":
         click.echo("\n".join(json.dumps(manifest) for manifest in objects))
@@ -98,32 +100,31 @@ def render(
         click.echo(dump(objects), nl=False)
 
 
-def _pools(loaded: Loaded) -> list[PoolSpec | None]:
-    """Return the pool of each job. Raise InvalidManifest for pools that are not in the files."""
-    problems = []
-    pools: list[PoolSpec | None] = []
-    for job in loaded.jobs:
-        pool = loaded.pool(job.spec.pool) if job.spec.pool else None
-        pools.append(pool.spec if pool else None)
-        if job.spec.pool and pool is None:
-            hint = "add it, for example -f pool.yaml (kubectl get trainingpool -o yaml prints the cluster's)"
-            problems.append((f"{job.name}: spec.pool", f'TrainingPool "{job.spec.pool}" is not in these files: {hint}'))
+def _check_pools(loaded: Loaded) -> None:
+    """Raise InvalidManifest for pools of jobs that are not in the files."""
+    hint = "add it, for example -f pool.yaml (kubectl get trainingpool -o yaml prints the cluster's)"
+    names = {pool.name for pool in loaded.pools}
+    problems = [
+        (f"{job.name}: {path}", f'TrainingPool "{name}" is not in these files: {hint}')
+        for job in loaded.jobs
+        for path, name in job.spec.pools.items()
+        if name not in names
+    ]
     if problems:
         raise InvalidManifest(problems)
-    return pools
 
 
 def rendered(
     job: Job,
     helper_image: str = OPERATOR_IMAGE,
-    pool: PoolSpec | None = None,
+    pools: Mapping[str, PoolSpec] | None = None,
     report_url: str = REPORT_URL,
     data_image: str | None = None,
     restricted: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the objects of the first attempt of a job, with its pool applied."""
+    """Return the objects of the first attempt of a job, with its pools applied. `pools`: name -> pool."""
     from allranks.api.status import Status
-    from allranks.core.facts import pod_security
+    from allranks.core.facts import pod_security, pool_template
     from allranks.core.facts.data_store import DEFAULT_CACHE_BYTES, DataStore
     from allranks.core.facts.model import Platform
     from allranks.core.objects import pods, scheduling
@@ -133,10 +134,12 @@ def rendered(
     platform = Platform(
         helper_image=helper_image,
         node_lost_seconds=scheduling.NODE_LOST_SECONDS,
-        pool=pool,
+        pools=pools or {},
         report_url=report_url,
         why_restricted=pod_security.why_restricted(job.namespace, labels, {}),
-        data=DataStore("", data_image or helper_image, DEFAULT_CACHE_BYTES) if pool and pool.input_cache else None,
     )
+    pool = pool_template.pool_of_ranks(job, platform)
+    if pool and pool.input_cache:
+        platform = replace(platform, data=DataStore("", data_image or helper_image, DEFAULT_CACHE_BYTES))
     objects = pods.objects(job, Status(), platform)
     return objects.companions + objects.pods

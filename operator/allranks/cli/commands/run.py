@@ -357,7 +357,7 @@ def _unused(loaded: Loaded) -> Iterator[tuple[str, str]]:
     """Yield kind and name of objects that a local run does not use, and that the notes of the jobs do not mention."""
     for document in loaded.others:
         yield document.kind, document.name
-    pools_of_jobs = {job.spec.pool for job in loaded.jobs}
+    pools_of_jobs = {name for job in loaded.jobs for name in job.spec.pools.values()}
     for pool in loaded.pools:
         if pool.name not in pools_of_jobs:
             yield "TrainingPool", pool.name

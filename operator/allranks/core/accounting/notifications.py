@@ -15,6 +15,7 @@ from allranks.api.notify import Notification, Target
 from allranks.api.status import FINISHED, Status
 from allranks.api.sweep import KIND as SWEEP
 from allranks.core.diagnosis import hang_detection, stragglers
+from allranks.core.facts import pool_template
 from allranks.core.facts.model import Event, Plan, Platform
 from allranks.core.snapshot import Snapshot
 
@@ -50,10 +51,10 @@ def pending(entries: Iterable[str]) -> list[str]:
 
 
 def subscribers(job: Job, platform: Platform, kind: str) -> list[str]:
-    """Return the names of the receivers of the job, of its pool, and of all jobs.
+    """Return the names of the receivers of the job, of its pools, and of all jobs.
 
-    Receivers of the pool and of all jobs are notified of the end of a sweep, not of the end of each trial. A trial is a
-    job that a sweep controls: anybody may set its label.
+    Receivers of the pools and of all jobs are notified of the end of a sweep, not of the end of each trial. A trial is
+    a job that a sweep controls: anybody may set its label.
     """
     if kind in FINISHED and any(owner.controller and owner.kind == SWEEP for owner in job.metadata.owner_references):
         return [name for name, entry in named("", job.spec.notify or ()) if kind in entry.occasions]
@@ -62,9 +63,9 @@ def subscribers(job: Job, platform: Platform, kind: str) -> list[str]:
 
 
 def named_notifications(job: Job, platform: Platform) -> Iterator[tuple[str, Notification]]:
-    """Yield (name of the receiver, entry of the job or its pool)."""
+    """Yield (name of the receiver, entry of the job or its pools)."""
     yield from named("", job.spec.notify or ())
-    yield from named("p", (platform.pool.notify or ()) if job.spec.pool and platform.pool else ())
+    yield from named("p", [entry for pool in pool_template.pools_of(job, platform) for entry in pool.notify or ()])
 
 
 def named(prefix: str, listed: Iterable[T]) -> Iterator[tuple[str, T]]:

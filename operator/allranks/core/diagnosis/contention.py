@@ -69,7 +69,7 @@ def contender(o: Observed, pods: Mapping[tuple[str, int], Pod]) -> Contender | N
         created_at=job.metadata.creation_timestamp or status.start_time or o.now,
         placed_at=_last_placement(placed) or o.now,
         timeout_seconds=timeout_seconds(job),
-        pool=o.pool_name,
+        pools=o.pool_names,
         held=frozenset(_demand(templates[role]) for role in {pod.role for pod in placed}),
         lacking=frozenset(_demand(templates[role]) for role in set(without_room)),
         by_quota=by_quota,
@@ -162,7 +162,7 @@ def _gives_way(job: Contender, other: Contender) -> bool:
 def _may_help(job: Contender, other: Contender) -> bool:
     """Return whether pods of the job may be where another one waits for room."""
     (namespace, _), (other_namespace, _) = job.job, other.job
-    if not near((namespace, job.pool), (other_namespace, other.pool)):
+    if not near((namespace, job.pools), (other_namespace, other.pools)):
         return False
     if other.by_quota:
         return namespace == other_namespace

@@ -102,7 +102,7 @@ def _not_of_node(evidence: Evidence, failure: Failure) -> bool:
     if Comparison(job, evidence.status, failure).without_device_elsewhere:
         return True
     template = pod_template.role_templates(job, platform).get(failure.role)
-    return template is not None and pod_template.gpus(job, template, platform) == 0
+    return template is not None and pod_template.gpus(job, failure.role, template, platform) == 0
 
 
 _ENDS_BY_HARDWARE = frozenset({"Error", INIT_FAILED, *CANNOT_START})

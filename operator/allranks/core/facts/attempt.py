@@ -30,8 +30,8 @@ def attempt_context(
         attempt=status.attempt,
         replicas=topology.replicas(job, status),
         options=job.spec.options,
-        gpus={role: pod_template.gpus(job, template, platform) for role, template in templates.items()},
-        gpus_determined=job.spec.pool is None or platform.local or platform.pool is not None,
+        gpus={role: pod_template.gpus(job, role, template, platform) for role, template in templates.items()},
+        gpus_determined=platform.local or not pool_template.missing(job, platform),
         cpus=_amounts(templates, "cpu"),
         memory=_amounts(templates, "memory"),
         tpus=frozenset(

@@ -35,7 +35,8 @@ class Contender:
     placed_at: datetime
     """Time at which a pod of it was placed last."""
     timeout_seconds: int
-    pool: str | None = None
+    pools: frozenset[str | None] = frozenset({None})
+    """The TrainingPools of its roles; None for roles without."""
     held: frozenset[NodeDemand] = frozenset({NodeDemand()})
     """Demands of its pods that have nodes."""
     lacking: frozenset[NodeDemand] = frozenset({NodeDemand()})
@@ -59,12 +60,17 @@ class Contention:
     """Time at which one of the jobs that wait for their next attempt gave its pods up last."""
 
 
-def near(first: tuple[str, str | None], second: tuple[str, str | None]) -> bool:
-    """Return whether jobs of these (namespace, pool) may be rivals: they share a pool, or a namespace."""
-    (namespace, pool), (other_namespace, other_pool) = first, second
-    if pool and other_pool:
-        return pool == other_pool
-    return namespace == other_namespace
+Place = tuple[str, frozenset[str | None]]
+"""Namespace and TrainingPools of a job."""
+
+
+def near(first: Place, second: Place) -> bool:
+    """Return whether jobs may be rivals: roles of both have the same pool, or a role has none and they share a
+    namespace."""
+    (namespace, pools), (other_namespace, other_pools) = first, second
+    if (pools & other_pools) - {None}:
+        return True
+    return None in pools | other_pools and namespace == other_namespace
 
 
 DEFAULT_TIMEOUT_SECONDS = 300

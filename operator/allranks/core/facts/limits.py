@@ -46,12 +46,13 @@ def violations(job: Job, platform: Platform) -> list[tuple[str, str]]:
     defaults."""
     policy, spec = platform.policy, job.spec
     out = [*_deadline(job, policy), *_pods(job, policy)]
-    if policy.allowed_pools is not None and spec.pool and spec.pool not in policy.allowed_pools:
-        allowed = ", ".join(policy.allowed_pools) or "none"
-        text = f'TrainingPool "{spec.pool}" is not allowed here'
-        out.append(("spec.pool", f"{text} ({policy.source('allowed_pools')} allows: {allowed}): use another, {_ASK}"))
-    elif wrong := pool_template.not_admitted(job, platform):
-        out.append(("spec.pool", wrong))
+    for path, name in spec.pools.items():
+        if policy.allowed_pools is not None and name not in policy.allowed_pools:
+            allowed = ", ".join(policy.allowed_pools) or "none"
+            text = f'TrainingPool "{name}" is not allowed here'
+            out.append((path, f"{text} ({policy.source('allowed_pools')} allows: {allowed}): use another, {_ASK}"))
+        elif wrong := pool_template.not_admitted(name, job, platform):
+            out.append((path, wrong))
     return [*out, *_images(job, policy), *_accounts(job, platform), *_pod_security(job, policy)]
 
 

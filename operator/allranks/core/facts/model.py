@@ -274,8 +274,8 @@ class Platform:
     """(pod hostname, port) -> (address, port) where it is not `hostname.job.namespace.svc:port`."""
     node_lost_seconds: int | None = None
     """tolerationSeconds for unreachable and not-ready nodes. None: the cluster's default, 300 s."""
-    pool: PoolSpec | None = None
-    """The TrainingPool that the job names, in its current state; None if it does not exist."""
+    pools: Mapping[str, PoolSpec] = field(default_factory=dict)
+    """Name -> TrainingPool in its current state: those of the roles of the job, if they exist."""
     report_url: str = ""
     """URL for progress reports of ranks, authenticated with a token of their pod; empty: no reports."""
     network_policies: bool = False
@@ -351,9 +351,9 @@ class Observed:
         return self if status is self.current else replace(self, prepared=status)
 
     @property
-    def pool_name(self) -> str | None:
-        """The TrainingPool of the job: its own, or the default of its namespace."""
-        return self.job.spec.pool or self.platform.policy.default_pool
+    def pool_names(self) -> frozenset[str | None]:
+        """The TrainingPools of the roles: their own, the job's, or the default of its namespace; None for none."""
+        return self.platform.policy.pools_of(self.job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ def has_valid_types(job: Job) -> bool:
 
 def role_templates(job: Job, platform: Platform) -> dict[str, Manifest]:
     """Return role -> its pod template. Templates are read-only: roles and callers share them."""
-    pool = pool_template.pool_of(job, platform)
+    pools = tuple(_Same(pool_template.pool_of(job, role, platform)) for role in job.spec.roles)
     chosen = pod_security.choice(job, platform)
-    return dict(_merged(_Same(job), _Same(pool), chosen, platform.policy.default_run_as_user))
+    return dict(_merged(_Same(job), pools, chosen, platform.policy.default_run_as_user))
 
 
 class _Same(Generic[T]):
@@ -55,14 +55,14 @@ class _Same(Generic[T]):
 
 @lru_cache(maxsize=2)  # one decision asks a dozen times, with its platform or with any
 def _merged(
-    job_key: _Same[Job], pool_key: _Same[PoolSpec | None], chosen: Choice, user: int | None
+    job_key: _Same[Job], pool_keys: tuple[_Same[PoolSpec | None], ...], chosen: Choice, user: int | None
 ) -> dict[str, Manifest]:
     job = job_key.value
     kinds = topology.framework_of(job).roles
     out: dict[str, Manifest] = {}
     distinct: list[tuple[list[object], Manifest]] = []
-    for role, spec in job.spec.roles.items():
-        layer = [kinds[role].ranked, spec.template, *(getattr(spec, field) for field in sorted(_FIELDS))]
+    for (role, spec), pool_key in zip(job.spec.roles.items(), pool_keys, strict=True):
+        layer = [pool_key, kinds[role].ranked, spec.template, *(getattr(spec, field) for field in sorted(_FIELDS))]
         template = next((template for other, template in distinct if other == layer), None)
         if template is None:
             template = _role_template(job, spec, pool_key.value, kinds[role].ranked)
@@ -83,9 +83,9 @@ def trainer(template: Manifest) -> Manifest:
     return container
 
 
-def gpus(job: Job, template: Manifest, platform: Platform) -> int:
-    """Return the number of GPUs that the training container requests."""
-    pool = pool_template.pool_of(job, platform)
+def gpus(job: Job, role: str, template: Manifest, platform: Platform) -> int:
+    """Return the number of GPUs that the training container of a role requests. `template`: of its pods."""
+    pool = pool_template.pool_of(job, role, platform)
     return gpu_count.gpus(trainer(template).get("resources"), pool.gpu.resource if pool and pool.gpu else "")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
-from allranks.api.job import GROUP
+from allranks.api.job import GROUP, Job
 from allranks.errors import AllranksError
 
 ANNOTATION_PREFIX = f"policy.{GROUP}/"
@@ -40,6 +40,10 @@ class Policy:
     max_pod_security: str = "Image"
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
     """Field -> where it is set, for messages, if that is not the operator's setting of the same name."""
+
+    def pools_of(self, job: Job) -> frozenset[str | None]:
+        """Return the TrainingPools of the roles of a job; None for roles without."""
+        return frozenset(job.spec.pool_of(role) or self.default_pool for role in job.spec.roles)
 
     def source(self, name: str) -> str:
         return self.sources.get(name, f"the operator's setting `{name}`")

@@ -1,4 +1,4 @@
-"""The pod template of a TrainingPool, and the reasons why a job that names a pool must wait.
+"""The TrainingPool of each role: its pod template, and the reasons why a job that names a pool must wait.
 
 A pool is read only when pods are created: a change applies to the pods of the next attempt.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from allranks.api.job import Job
 from allranks.api.pool import LabelExpression, PoolSpec
 from allranks.api.validation import template_problems
-from allranks.core.facts import naming
+from allranks.core.facts import naming, topology
 from allranks.core.facts.model import Manifest, Platform
 from allranks.core.facts.quantity import quantity, quantity_problems
 from allranks.core.facts.strategic_merge import merge, without_nulls
@@ -21,45 +21,74 @@ RESERVED = frozenset(name for framework in FRAMEWORKS.values() for name in frame
 """Variables that no pool may set: its jobs may be of any framework."""
 
 
-def pool_of(job: Job, platform: Platform) -> PoolSpec | None:
-    """Return the pool whose template is the lowest layer of the job's pods; None without `spec.pool`."""
-    return platform.pool if job.spec.pool else None
+def pool_of(job: Job, role: str, platform: Platform) -> PoolSpec | None:
+    """Return the pool whose template is the lowest layer of the pods of a role; None without one."""
+    name = job.spec.pool_of(role)
+    return platform.pools.get(name) if name else None
+
+
+def pools_of(job: Job, platform: Platform) -> list[PoolSpec]:
+    """Return the pools of all roles, each once."""
+    names = dict.fromkeys(job.spec.pools.values())
+    return [platform.pools[name] for name in names if name in platform.pools]
+
+
+def pool_of_ranks(job: Job, platform: Platform) -> PoolSpec | None:
+    """Return the pool of rank 0. It decides what holds for the job as a whole: where inputs are fetched and outputs
+    uploaded, and the preflight."""
+    return pool_of(job, first_role(job), platform)
+
+
+def first_role(job: Job) -> str:
+    """Return the role of rank 0."""
+    roles = [(not kind.ranked, role) for role, kind in topology.framework_of(job).roles.items()]
+    return min(((other, role) for other, role in roles if role in job.spec.roles), key=lambda item: item[0])[1]
+
+
+def missing(job: Job, platform: Platform) -> list[str]:
+    """Return the paths of the fields whose TrainingPool the platform does not have."""
+    return [path for path, name in job.spec.pools.items() if name not in platform.pools]
 
 
 def unavailable(job: Job, platform: Platform) -> tuple[str, str] | None:
-    """Return (reason, message) if pods cannot be created because the pool does not exist or is invalid, else None.
+    """Return (reason, message) if pods cannot be created because a pool does not exist or is invalid, else None.
 
-    The job waits for its pool, as it waits for a node, and does not fail. A local run has no pools to wait for.
+    The job waits for its pools, as it waits for a node, and does not fail. A local run has no pools to wait for.
     """
-    name = job.spec.pool
-    if name is None or platform.local:
+    if platform.local:
         return None
-    if platform.pool is None:
+    reasons = (_unavailable(name, job, platform) for name in dict.fromkeys(job.spec.pools.values()))
+    return next(filter(None, reasons), None)
+
+
+def _unavailable(name: str, job: Job, platform: Platform) -> tuple[str, str] | None:
+    pool = platform.pools.get(name)
+    if pool is None:
         if platform.pool_refused:
             return "PoolsNotServed", platform.pool_refused
         cure = "create it (kubectl get trainingpools lists those that exist), or make a new job that names another"
         return "PoolNotFound", f'TrainingPool "{name}" does not exist: {cure}'
-    selector = platform.pool.namespace_selector
+    selector = pool.namespace_selector
     if platform.namespace_labels is None and selector and (selector.match_labels or selector.match_expressions):
         problem = "its namespaceSelector needs the operator's setting `namespace_policies`, which is off"
         return "PoolNotAllowed", f'TrainingPool "{name}" cannot be used: {problem}'
-    if refused := not_admitted(job, platform):
+    if refused := not_admitted(name, job, platform):
         return "PoolNotAllowed", refused
-    if wrong := problems(platform.pool):
+    if wrong := problems(pool):
         details = "; ".join(f"{path}: {text}" for path, text in wrong)
         return "InvalidPool", f'TrainingPool "{name}" cannot be used until it is corrected: {details}'
     return None
 
 
-def not_admitted(job: Job, platform: Platform) -> str:
+def not_admitted(name: str, job: Job, platform: Platform) -> str:
     """Return the reason why the pool's `namespaceSelector` excludes the job's namespace; empty if it does not.
 
     The job fails if this is so when it begins. A pool or a label that changes later makes it wait.
     """
-    pool, labels = platform.pool, platform.namespace_labels
-    if not job.spec.pool or pool is None or labels is None or admits(pool, labels):
+    pool, labels = platform.pools.get(name), platform.namespace_labels
+    if pool is None or labels is None or admits(pool, labels):
         return ""
-    text = f'TrainingPool "{job.spec.pool}" does not admit jobs of namespace {job.namespace} (its namespaceSelector)'
+    text = f'TrainingPool "{name}" does not admit jobs of namespace {job.namespace} (its namespaceSelector)'
     return f"{text}: use another pool, or ask the platform team for access"
 
 

@@ -30,7 +30,7 @@ class Tests(NamedTuple):
 
 def settings(job: Job, status: Status, platform: Platform) -> Tests | None:
     """Return the tests of the current attempt; None without any."""
-    pool = pool_template.pool_of(job, platform)
+    pool = pool_template.pool_of_ranks(job, platform)
     chosen = job.spec.preflight or (pool.preflight if pool else None)
     if chosen is None and _has_bad_node(job, status):
         chosen = _ALL

@@ -24,7 +24,7 @@ from allranks.core.facts.model import (
 )
 
 ConditionType = Literal["Running", "Restarting", "Suspended", "Complete", "Failed"]
-LONGEST_MESSAGE = 3072
+LONGEST_MESSAGE = 2900
 """Characters of the message of a condition: with more, the largest status would have more than a megabyte."""
 ALL_RUN = "AllRanksRunning"
 TAKEN_BY_KUEUE = "TakenByKueue"

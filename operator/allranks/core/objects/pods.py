@@ -353,7 +353,7 @@ def _shared_part(
         spec.pop("initContainers", None)
     if platform.helper_pull_secrets and any(_has_our_image(container["name"]) for container in init):
         spec = merge(spec, {"imagePullSecrets": [{"name": name} for name in platform.helper_pull_secrets]})
-    spec |= scheduling.added(job, spec, status, bool(pod_template.gpus(job, template, platform)), platform)
+    spec |= scheduling.added(job, spec, status, bool(pod_template.gpus(job, role, template, platform)), platform)
     spec |= gang.spec
     sidecars = [container for container in spec["containers"] if container["name"] != naming.TRAINER]
     reports = report_env.environment(job, platform)
@@ -464,7 +464,7 @@ def _attachments(
 
     user = pod_template.trainer(template)
     if "/dev/shm" not in {mount.get("mountPath") for mount in user.get("volumeMounts", [])}:
-        pool = pool_template.pool_of(job, platform)
+        pool = pool_template.pool_of(job, role, platform)
         limit = {"sizeLimit": pool.shared_memory} if pool and pool.shared_memory is not None else {}
         attach("dshm", "/dev/shm", {"emptyDir": {"medium": "Memory", **limit}})
     if job.spec.checkpoint:

@@ -24,9 +24,13 @@ _STALLED = timedelta(seconds=60)
 
 
 def policy_of(job: Job, platform: Platform) -> Utilization | None:
-    """Return the policy of the pool, which replaces the policy of the job."""
-    pool = pool_template.pool_of(job, platform)
-    return (pool.utilization if pool else None) or job.spec.utilization
+    """Return the strictest policy of the pools, which replaces the policy of the job."""
+    policies = [pool.utilization for pool in pool_template.pools_of(job, platform) if pool.utilization]
+    return max(policies, key=_strictness, default=job.spec.utilization)
+
+
+def _strictness(policy: Utilization) -> tuple[bool, int, int]:
+    return policy.action == "Suspend", policy.min_productive_percent, -policy.window_seconds
 
 
 def judge(snapshot: Snapshot) -> Outcome:

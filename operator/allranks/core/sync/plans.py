@@ -80,4 +80,4 @@ def gpus_of(snapshot: Snapshot, pods: Iterable[Pod]) -> int:
     if pool_template.unavailable(o.job, o.platform):  # it was changed or deleted meanwhile
         return o.current.hold.gpus if o.current.hold else 0
     templates = pod_template.role_templates(o.job, o.platform)
-    return sum(pod_template.gpus(o.job, templates[role], o.platform) * count for role, count in counts.items())
+    return sum(pod_template.gpus(o.job, role, templates[role], o.platform) * count for role, count in counts.items())

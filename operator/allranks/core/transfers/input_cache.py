@@ -4,7 +4,7 @@
     Node    the pods of ranks fetch into a directory of their node, HOST_PATH/NAMESPACE.UID, which they share there
     Pod     each pod of a rank fetches into an emptyDir
 
-The platform team chooses: the job's pool, else the operator's settings.
+The platform team chooses: the pool of rank 0, else the operator's settings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Place:
 
 def place(job: Job, platform: Platform) -> Place | None:
     """Return the place of an input that is not fetched yet; None in a local run, or if the cluster fetches nothing."""
-    store, pool = platform.data, pool_template.pool_of(job, platform)
+    store, pool = platform.data, pool_template.pool_of_ranks(job, platform)
     if platform.local or store is None:
         return None
     if pool and (cache := pool.input_cache):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar
 
 from pydantic import ConfigDict
 
+from allranks.api.cost import RoleCost
 from allranks.api.status import Status
 from allranks.core.accounting import cost as accounting
 from allranks.views.format.json_form import CONFIG
@@ -19,6 +20,18 @@ TITLES = {
     "waiting": "held while waiting",
     "lost": "lost",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class RolePart:
+    """The part of a role in the cost of a job with several pools."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CONFIG
+
+    pool: str | None
+    gpu_hours: float
+    spent: float | None
+    """Money; null without a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +51,10 @@ class Cost:
     gpus: int
     """GPUs that pods hold now."""
     price: str | None
-    """Of a GPU-hour, now."""
+    """Of a GPU-hour, now; null if roles have different ones."""
     currency: str | None
+    roles: dict[str, RolePart] = field(default_factory=dict)
+    """Role -> its part; empty unless roles have different pools."""
 
     @property
     def total_hours(self) -> float:
@@ -66,7 +81,13 @@ def cost_of(status: Status, now: datetime) -> Cost | None:
         gpus=spending.gpus,
         price=spending.price,
         currency=spending.currency,
+        roles={role: _part(part) for role, part in (spending.roles or {}).items()},
     )
+
+
+def _part(part: RoleCost) -> RolePart:
+    money = accounting.total(part.spent) if part.spent else None
+    return RolePart(part.pool, accounting.total(part.gpu_seconds) / 3600, money)
 
 
 def total(costs: Iterable[Cost]) -> Cost | None:
@@ -128,8 +149,15 @@ def line(cost: Cost | None) -> str:
     kinds = [f"{TITLES[kind]} {hours(value)}" for kind, value in cost.gpu_hours.items() if value]
     lost = [f"{reason} {hours(value)}" for reason, value in cost.lost_gpu_hours_by_reason.items()]
     price = f" at {cost.price} {cost.currency} per GPU-hour" if cost.price else ""
-    parts = [summary(cost) + price, ", ".join(kinds), "lost by " + ", ".join(lost) if lost else ""]
+    roles = [_role_text(role, part, cost.currency) for role, part in cost.roles.items()]
+    parts = [summary(cost) + price, ", ".join(kinds), "lost by " + ", ".join(lost) if lost else "", *roles]
     return "; ".join(filter(None, parts))
+
+
+def _role_text(role: str, part: RolePart, currency: str | None) -> str:
+    """Write `worker 12.5 GPUh, 30.00 USD (pool h200)`."""
+    text = ", ".join(filter(None, (hours(part.gpu_hours), amount(part.spent, currency))))
+    return f"{role} {text}" + (f" (pool {part.pool})" if part.pool else "")
 
 
 def rows(cost: Cost) -> Iterator[tuple[str, str, str]]:
@@ -138,4 +166,6 @@ def rows(cost: Cost) -> Iterator[tuple[str, str, str]]:
         yield TITLES[kind], hours(value), amount((cost.spent or {}).get(kind), cost.currency)
     for reason, value in cost.lost_gpu_hours_by_reason.items():
         yield f"lost by {reason}", hours(value), amount((cost.lost_by_reason or {}).get(reason), cost.currency)
+    for role, part in cost.roles.items():
+        yield f"of {role}", hours(part.gpu_hours), amount(part.spent, cost.currency)
     yield "all", hours(cost.total_hours), amount(cost.total_money, cost.currency)
