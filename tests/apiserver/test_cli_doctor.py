@@ -24,7 +24,7 @@ def test_an_administrator_sees_what_the_cluster_needs(allranks, control_plane, n
         "no Deployment of the operator: jobs are accepted, but nothing runs them",
     )
     assert found["rights"][0] == "ok"
-    for check in ("nodes", "pools", "storage", "dns", "kueue"):
+    for check in ("nodes", "pools", "rdma", "storage", "dns", "kueue"):
         assert "not checked: no right" not in found[check][1], found[check]
 
 

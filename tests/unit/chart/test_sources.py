@@ -118,7 +118,7 @@ def test_every_setting_is_passed_to_the_operator_and_no_other() -> None:
     assert {name.lower() for name in passed} == set(Settings.model_fields) - served_by_the_frontend
 
 
-SAMPLE = JobSample("team", "pytorch", "Pending", "Unschedulable", 60.0, "gpu", 8, 0)
+SAMPLE = JobSample("team", "pytorch", "Pending", "Unschedulable", 60.0, {"gpu": (8, 0)})
 
 
 def metrics() -> dict[str, str]:

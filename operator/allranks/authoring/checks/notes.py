@@ -117,7 +117,7 @@ _PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
 """Options of frameworks with the number of processes in each pod."""
 
 
-_NETWORKS = "k8s.v1.cni.cncf.io/networks"
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
 """The annotation by which Multus attaches further networks to a pod."""
 _INTERFACE = re.compile(r"\w+_(IFNAME|IFACE|if_include|IB_HCA|NET_DEVICES)")
 """Variables that choose a network interface or card: of NCCL, gloo, tensorpipe, Horovod, Open MPI, Hydra and UCX."""
@@ -129,22 +129,26 @@ def _about_networks(job: Job, platform: Platform) -> Iterator[Problem]:
         return  # its variables are not in the files
     paths: set[str] = set()
     for role, template in pod_template.role_templates(job, platform).items():
-        names = [variable["name"] for variable in pod_template.trainer(template).get("env") or ()]
-        ranked = topology.framework_of(job).roles[role].ranked
-        if not ranked or not _has_network(template) or any(map(_INTERFACE.fullmatch, names)):
+        if not topology.framework_of(job).roles[role].ranked or not names_no_interface(template):
             continue
         parts = {f"spec.roles.{role}.template": job.spec.roles[role].template, "spec.template": job.spec.template}
         of_pool = job.spec.pool_field(role)
         paths.add(next((path for path, part in parts.items() if _has_network(part or {})), of_pool))
-    problem = f"the annotation {_NETWORKS} adds a network, and no variable says which interface ranks use"
+    problem = f"the annotation {NETWORKS} adds a network, and no variable says which interface ranks use"
     cure = "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, for example to net1"
     for path in sorted(paths):
         yield Problem(path, f"{problem}: {cure}", "note")
 
 
+def names_no_interface(template: Mapping[str, Any]) -> bool:
+    """Return whether pods of this template have a second network, and no variable says which interface ranks use."""
+    names = [variable["name"] for variable in pod_template.trainer(dict(template)).get("env") or ()]
+    return _has_network(template) and not any(map(_INTERFACE.fullmatch, names))
+
+
 def _has_network(template: Mapping[str, Any]) -> bool:
     annotations = (template.get("metadata") or {}).get("annotations") or {}
-    return bool(annotations.get(_NETWORKS))
+    return bool(annotations.get(NETWORKS))
 
 
 def _about_schedulers(job: Job, platform: Platform) -> Iterator[Problem]:

@@ -40,7 +40,7 @@ def doctor(where: Where, only_local: bool, only_cluster: bool, output: str | Non
     """Find what is missing on this machine and on the cluster, and say how to cure it.
 
     Machine: Python, frameworks, torchrun, GPUs, shared memory, disk, network. Cluster, if one is configured: API
-    server, CRDs, operator, your rights, GPUs of the nodes, pools, storage classes, DNS, Kueue.
+    server, CRDs, operator, your rights, GPUs of the nodes, pools, RDMA, storage classes, DNS, Kueue.
 
     Nothing is changed. A check without an answer, or without the right to make it, is a note.
     """

@@ -11,6 +11,7 @@ from allranks.api.crd import RESOURCES, differences, root_schema
 from allranks.api.job import GROUP, PLURAL, VERSION
 from allranks.api.pool import KIND as POOL_KIND
 from allranks.api.sweep import KIND as SWEEP_KIND
+from allranks.cli.doctor import rdma
 from allranks.cli.doctor.findings import Finding, describe_error, not_checked, note, ok, problem
 from allranks.core.facts import gpu_count
 from allranks.core.facts.quantity import quantity
@@ -250,6 +251,30 @@ def _pool(pool: Manifest, nodes: Sequence[Manifest]) -> Finding:
     return ok("pools", f"{name} matches {_nodes_text(count)}")
 
 
+async def _rdma(cluster: Cluster) -> list[Finding]:
+    nodes = await _items(cluster, paths.core_path(None, "nodes"), "list nodes")
+    findings = list(rdma.of_nodes(nodes))
+    try:
+        pools = await _items(cluster, paths.pools(), "list trainingpools")
+        places = {network for pool in pools for network in rdma.networks_of(pool, cluster.namespace)}
+        served = not places or await _serves(cluster, _NETWORKS_GROUP)
+    except _Denied as error:
+        return [*findings, not_checked(rdma.CHECK, f"no right to {error}")]
+    networks: dict[rdma.Network, Manifest | None] = {}
+    for place in sorted(places) if served else ():
+        try:
+            networks[place] = await _get(cluster, _NETWORK.format(place), f"read the network {place}")
+        except _Denied as error:
+            findings.append(not_checked(rdma.CHECK, f"no right to {error}"))
+    for pool in pools:
+        findings += rdma.of_pool(pool, nodes, networks if served else None, cluster.namespace)
+    return findings
+
+
+_NETWORKS_GROUP = "k8s.cni.cncf.io"
+_NETWORK = f"/apis/{_NETWORKS_GROUP}/v1/namespaces/{{0.namespace}}/network-attachment-definitions/{{0.name}}"
+
+
 async def _storage(cluster: Cluster) -> list[Finding]:
     classes = await _items(cluster, "/apis/storage.k8s.io/v1/storageclasses", "list storageclasses")
     cure = "name a class in spec.storageClassName of claims, or ask an admin for a default class"
@@ -299,11 +324,15 @@ async def _dns(cluster: Cluster) -> list[Finding]:
 
 
 async def _kueue(cluster: Cluster) -> list[Finding]:
+    version = await _serves(cluster, "kueue.x-k8s.io")
+    return [ok("kueue", f"installed ({version})" if version else "not installed")]
+
+
+async def _serves(cluster: Cluster, group: str) -> str:
+    """Return the preferred version of an API group; empty if the cluster does not serve it."""
     groups = await _get(cluster, paths.GROUPS, "read the API groups")
-    kueue = [group for group in (groups or {}).get("groups", ()) if group["name"] == "kueue.x-k8s.io"]
-    if not kueue:
-        return [ok("kueue", "not installed")]
-    return [ok("kueue", f"installed ({kueue[0]['preferredVersion']['version']})")]
+    versions = {item["name"]: item["preferredVersion"]["version"] for item in (groups or {}).get("groups", ())}
+    return str(versions.get(group, ""))
 
 
 def _at_most_three(names: Sequence[str]) -> str:
@@ -317,6 +346,7 @@ CHECKS: dict[str, Check] = {
     "rights": _rights,
     "nodes": _nodes,
     "pools": _pools,
+    "rdma": _rdma,
     "storage": _storage,
     "dns": _dns,
     "kueue": _kueue,
