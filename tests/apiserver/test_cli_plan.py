@@ -152,6 +152,28 @@ def test_duration_cost_and_risk_come_from_earlier_jobs(allranks, control_plane, 
     assert plan["atRiskSeconds"] == 600
 
 
+def test_roles_with_pools_of_their_own_are_planned_on_their_nodes_at_their_prices(
+    allranks, control_plane, namespace, nodes, file
+):
+    earlier_jobs(control_plane, namespace, file)
+    job, dear = yaml.safe_load_all(file.read_text())
+    cheap = {
+        **dear,
+        "metadata": {"name": f"{namespace}-cheap"},
+        "spec": {"price": {"gpuHour": "0.50", "currency": "EUR"}},
+    }
+    roles = job["spec"]["roles"]
+    del job["spec"]["pool"]
+    job["spec"]["roles"] = {"worker": {**roles["worker"], "pool": f"{namespace}-cheap"}}
+    file.write_text(yaml.safe_dump_all([job, dear, cheap]))
+    plan = planned(allranks("plan", str(file), "-o", "json"))
+    assert (plan["cost"], plan["currency"]) == ([7.78, 8.0, 15.78], "EUR")
+    job["spec"]["roles"] = {"worker": {**roles["worker"], "pool": f"{namespace}-nowhere"}}
+    file.write_text(yaml.safe_dump_all([job, dear, cheap]))
+    plan = planned(allranks("plan", str(file), "-o", "json"))
+    assert plan["beginReason"] == f'the job waits for TrainingPool "{namespace}-nowhere", which does not exist'
+
+
 def test_the_guide_shows_what_is_printed(allranks, control_plane, namespace, nodes, file):
     earlier_jobs(control_plane, namespace, file)
     occupy(control_plane, namespace, nodes[1], "whales")

@@ -38,7 +38,8 @@ class Gpu(Model):
 
     resource: Name = Field("nvidia.com/gpu", description="Name of the resource that the device plugin advertises.")
     count: Annotated[int, Field(ge=1, le=1024)] = Field(
-        description="GPUs of each pod that holds ranks, unless the job sets this resource itself."
+        description="GPUs of each pod that holds ranks, or whose role names the pool, unless the job sets this "
+        "resource itself."
     )
 
 
@@ -116,9 +117,9 @@ class PoolSpec(Model):
     tolerations: Annotated[list[Toleration], Field(max_length=64)] | None = Field(
         None, description="Tolerations for the taints of the nodes, added to the job's own."
     )
-    gpu: Gpu | None = Field(None, description="GPUs of each pod that holds ranks.")
+    gpu: Gpu | None = Field(None, description="GPUs of each pod that holds ranks, or whose role names the pool.")
     rdma: Annotated[dict[Name, Quantity], Field(max_length=16)] | None = Field(
-        None, description="Network devices of each pod that holds ranks, for example {rdma/hca: 1}."
+        None, description="Network devices of the pods that get the pool's GPUs, for example {rdma/hca: 1}."
     )
     shared_memory: Quantity | None = Field(
         None, description="Size limit of /dev/shm, for example 64Gi. It counts toward the pod's memory."

@@ -114,8 +114,7 @@ def test_a_finished_job_holds_no_gpus_and_without_a_price_there_is_no_money() ->
 
 
 SPOT = PoolSpec(gpu=Gpu(count=1), price=Price(gpu_hour="0.60", currency="EUR"))
-ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}  # pods without ranks get no GPUs of their pool
-ROLES = {"trainer": {"replicas": 1, "pool": "h100"}, "rollout": {"replicas": 2, "pool": "spot", **ONE_GPU}}
+ROLES = {"trainer": {"replicas": 1, "pool": "h100"}, "rollout": {"replicas": 2, "pool": "spot"}}
 TWO_POOLS = job("spmd", roles=ROLES, spmd={"ranks": ["trainer"]})
 PODS = (pod("trainer"), pod("rollout"), pod("rollout", 1))
 

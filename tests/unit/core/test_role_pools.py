@@ -13,13 +13,14 @@ from allranks.api.status import Status
 from allranks.core.accounting import notifications
 from allranks.core.facts import attempt, limits, pool_template, preflight
 from allranks.core.facts.data_store import DataStore
-from allranks.core.facts.model import Manifest, Platform
+from allranks.core.facts.model import Manifest, Observed, Platform
 from allranks.core.facts.policy import Policy
 from allranks.core.objects import pods
 from allranks.core.objects.gangs import choice
+from allranks.core.objects.queueing.manifest import pod_sets
 from allranks.core.rules import utilization
 from allranks.core.transfers import input_cache
-from support.builders import CLUSTER, job, table
+from support.builders import CLUSTER, NOW, job, table
 
 
 def pool(**spec: Any) -> PoolSpec:
@@ -66,6 +67,14 @@ def test_a_role_has_its_own_pool_and_nothing_of_the_jobs():
     assert ("GLOO_SOCKET_IFNAME" in values, "NCCL_SOCKET_IFNAME" in values) == (True, False)
     sizes = {role: next(v["emptyDir"] for v in spec["volumes"] if v["name"] == "dshm") for role, spec in made.items()}
     assert (sizes["worker"].get("sizeLimit"), sizes["ps"].get("sizeLimit")) == ("64Gi", None)
+
+
+def test_a_role_without_ranks_gets_the_devices_of_a_pool_that_it_names_itself():
+    roles = {"trainer": 1, "rollout": {"replicas": 1, "pool": "gpu"}, "reward": 1}
+    made = first_pods(job("spmd", roles=roles, spmd={"ranks": ["trainer"]}, pool="gpu"))
+    devices = {role: trainer(spec).get("resources", {}).get("limits", {}) for role, spec in made.items()}
+    both = {"example.com/accelerator": 4, "rdma/hca": 1}
+    assert devices == {"trainer": both, "rollout": both, "reward": {}}
 
 
 def test_a_job_may_have_pools_of_roles_only():
@@ -157,6 +166,13 @@ def test_the_receivers_of_all_pools_are_notified():
     platform = replace(BOTH, pools={"gpu": first, "cpu": other})
     assert notifications.subscribers(servers(), platform, "Failed") == ["gpus", "servers"]
     assert notifications.subscribers(job(pool="gpu"), platform, "Failed") == ["gpus"]
+
+
+def test_a_queue_is_asked_for_the_nodes_of_each_role():
+    of = servers(scheduling={"queue": "team"})
+    sets = {made["name"]: made["template"]["spec"] for made in pod_sets(Observed(of, Status(), (), NOW, BOTH))}
+    assert [sets[role]["nodeSelector"]["kind"] for role in ("chief", "worker", "ps")] == ["gpu", "gpu", "cpu"]
+    assert sets["ps"]["tolerations"] == [{"key": "servers", "operator": "Exists"}]
 
 
 def test_pools_with_different_schedulers_have_no_gang_scheduler_in_common():

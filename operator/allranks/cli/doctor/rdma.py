@@ -167,7 +167,7 @@ def _template(pool: Manifest) -> Manifest | None:
         spec = parse_pool({"apiVersion": API_VERSION, "kind": KIND, **pool}).spec
     except InvalidManifest:
         return None
-    return None if pool_template.problems(spec) else pool_template.template_of(spec, {}, ranked=True)
+    return None if pool_template.problems(spec) else pool_template.template_of(spec, {}, devices=True)
 
 
 def _offered(node: Manifest, part: str = "allocatable", wanted: str = "") -> dict[str, int]:

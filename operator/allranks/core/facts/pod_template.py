@@ -62,10 +62,11 @@ def _merged(
     out: dict[str, Manifest] = {}
     distinct: list[tuple[list[object], Manifest]] = []
     for (role, spec), pool_key in zip(job.spec.roles.items(), pool_keys, strict=True):
-        layer = [pool_key, kinds[role].ranked, spec.template, *(getattr(spec, field) for field in sorted(_FIELDS))]
+        devices = kinds[role].ranked or spec.pool is not None
+        layer = [pool_key, devices, spec.template, *(getattr(spec, field) for field in sorted(_FIELDS))]
         template = next((template for other, template in distinct if other == layer), None)
         if template is None:
-            template = _role_template(job, spec, pool_key.value, kinds[role].ranked)
+            template = _role_template(job, spec, pool_key.value, devices)
             template = _secured(template, chosen, user)
             distinct.append((layer, template))
         out[role] = template
@@ -94,7 +95,7 @@ def grace_period(template: Manifest) -> int:
     return DEFAULT_GRACE_PERIOD_SECONDS if seconds is None else int(seconds)
 
 
-def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool) -> Manifest:
+def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, devices: bool) -> Manifest:
     """Return the pod template of a role.
 
     Its layers, lowest first: the defaults, the pool, the job's `scheduling`, spec.template, the role's template, the
@@ -102,7 +103,7 @@ def _role_template(job: Job, role: RoleSpec, pool: PoolSpec | None, ranked: bool
     """
     user = without_nulls(merge(job.spec.template or {}, role.template or {}))
     user["spec"] = merge(user.get("spec") or {}, {"containers": [_trainer_from_fields(job, role)]})
-    below = pool_template.template_of(pool, user, ranked) if pool else {"spec": {}}
+    below = pool_template.template_of(pool, user, devices) if pool else {"spec": {}}
     template = merge(merge(below, {"spec": _requested(job, user["spec"])}), user)
     template["spec"]["containers"] = [
         _with_code(job, container) if container["name"] == naming.TRAINER else container

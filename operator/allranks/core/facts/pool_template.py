@@ -142,12 +142,13 @@ def restart_policy_problems(template: Mapping[str, Any], where: str) -> list[tup
     return [(f"{where}.{path}", text) for path, part in parts.items() if part.get("restartPolicy") == "Always"]
 
 
-def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
+def template_of(pool: PoolSpec, user: Manifest, devices: bool) -> Manifest:
     """Return the pool's pod template: `spec.template` with the other fields of the pool merged over it.
 
-    Only pods that hold ranks get GPUs and RDMA devices: a launcher or a parameter server would leave them idle. `user`
-    is the job's pod template, which will be merged over this one. The pool's amounts of a resource that `user` mentions
-    are left out: the pool's limit could contradict the job's request.
+    `devices`: whether the pods get GPUs and RDMA devices. A launcher or a parameter server would leave those of the
+    job's pool idle, so they are for pods that hold ranks, and for roles that name the pool themselves. `user` is the
+    job's pod template, which will be merged over this one. The pool's amounts of a resource that `user` mentions are
+    left out: the pool's limit could contradict the job's request.
     """
     base = without_nulls(pool.template or {})
     fields: Manifest = pool.model_dump(
@@ -159,9 +160,9 @@ def template_of(pool: PoolSpec, user: Manifest, ranked: bool) -> Manifest:
     trainer: Manifest = {"name": naming.TRAINER}
     if pool.env:
         trainer["env"] = [variable.model_dump(by_alias=True, exclude_none=True, mode="json") for variable in pool.env]
-    devices = {**(pool.rdma or {}), **({pool.gpu.resource: pool.gpu.count} if pool.gpu else {})}
-    if ranked and devices:
-        trainer["resources"] = {"limits": devices}
+    limits = {**(pool.rdma or {}), **({pool.gpu.resource: pool.gpu.count} if pool.gpu else {})}
+    if devices and limits:
+        trainer["resources"] = {"limits": limits}
     if "tolerations" in fields:
         fields["tolerations"] = union((base.get("spec") or {}).get("tolerations"), fields["tolerations"])
     merged = merge({**base, "spec": base.get("spec") or {}}, {"spec": {**fields, "containers": [trainer]}})
