@@ -13,6 +13,7 @@ import yaml
 
 from support.builders import manifest
 from support.commands import Commands, kubeconfig_of_service_account, stamp
+from support.live import eventually
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/cluster.md"
 LABEL = "tests.allranks.dev/plan"
@@ -106,6 +107,8 @@ def test_a_quota_of_the_namespace_decides_as_well(allranks, control_plane, names
     api.create({**quota, "spec": {"hard": {"requests.nvidia.com/gpu": "20", "pods": "50"}}}, namespace)
     assert planned(allranks("plan", str(file), "-o", "json"))["begin"] == "Now"
     where = f"/api/v1/namespaces/{namespace}/resourcequotas/team"
+    # The quota controller counts a new quota once, and would write over what is set before.
+    eventually(lambda: api.request("GET", where).get("status", {}).get("used"), 120)
     used = {"requests.nvidia.com/gpu": "8", "pods": "1"}
     api.request("PATCH", f"{where}/status", {"status": {"used": used}}, "application/merge-patch+json")
     plan = planned(allranks("plan", str(file), "-o", "json"))
