@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from allranks.api import cel_rules as cel
 from allranks.api.cost import Price, Utilization
@@ -101,6 +101,39 @@ class DataPods(Model):
     )
 
 
+ATTACHMENT = r"^([a-z0-9.-]{1,253}/)?[a-z0-9.-]{1,253}(@[^\s/,]{1,15})?$"
+Attachment = Annotated[str, StringConstraints(max_length=600, pattern=ATTACHMENT)]
+"""A NetworkAttachmentDefinition, as in Multus' annotation."""
+Interface = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+
+
+class PoolNetwork(Model):
+    """How ranks reach each other. What the pool's template and env say as well replaces it."""
+
+    attachments: Annotated[list[Attachment], Field(min_length=1, max_length=16)] | None = Field(
+        None,
+        description="Further networks of the pods, which Multus attaches: [NAMESPACE/]NAME[@INTERFACE] of a "
+        "NetworkAttachmentDefinition. Default: none.",
+    )
+    interface: Interface | None = Field(
+        None,
+        description="Network interface that ranks use, for example eth0 or net1: NCCL_SOCKET_IFNAME, "
+        "GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME and HOROVOD_GLOO_IFACE. Default: each library chooses.",
+    )
+    cards: Interface | None = Field(
+        None, description="RDMA cards that NCCL uses, for example mlx5: NCCL_IB_HCA. Default: NCCL chooses."
+    )
+    gid_index: Annotated[int, Field(ge=0, le=255)] | None = Field(
+        None, description="GID index of the cards for RoCE: NCCL_IB_GID_INDEX. Default: NCCL chooses."
+    )
+    lock_memory: bool | None = Field(
+        None,
+        description="Whether the training container has the capability IPC_LOCK, which RDMA needs unless the container "
+        "runtime sets no limit of locked memory. Default: false.",
+    )
+    host_network: bool | None = Field(None, description="Whether pods use the network of their node. Default: false.")
+
+
 class PoolSpec(Model):
     """What a pod on these nodes needs. The job's own template and fields are merged over it."""
 
@@ -120,6 +153,9 @@ class PoolSpec(Model):
     gpu: Gpu | None = Field(None, description="GPUs of each pod that holds ranks, or whose role names the pool.")
     rdma: Annotated[dict[Name, Quantity], Field(max_length=16)] | None = Field(
         None, description="Network devices of the pods that get the pool's GPUs, for example {rdma/hca: 1}."
+    )
+    network: PoolNetwork | None = Field(
+        None, description="Interfaces, cards and further networks of the pods that get the pool's GPUs."
     )
     shared_memory: Quantity | None = Field(
         None, description="Size limit of /dev/shm, for example 64Gi. It counts toward the pod's memory."

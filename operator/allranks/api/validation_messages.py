@@ -16,6 +16,7 @@ from allranks.api.crd import Schema
 from allranks.api.data import DATA_NAME
 from allranks.api.job import RESUME_FROM
 from allranks.api.notify import RECEIVER, WEBHOOK_URL
+from allranks.api.pool import ATTACHMENT
 from allranks.fields import COMMIT, COMPUTE, LABEL_KEY, SHA256
 from allranks.frameworks import FRAMEWORKS
 from allranks.frameworks.base import Framework
@@ -52,6 +53,7 @@ PATTERNS = {
     WEBHOOK_URL: "must be an address such as https://hooks.example.com/T0, without a login and without spaces",
     AMOUNT: 'must be an amount in quotes, such as "2.50": digits, and at most 6 of them after the point',
     CURRENCY: "must be a currency of three capital letters, for example EUR",
+    ATTACHMENT: "must be a NetworkAttachmentDefinition: NAMESPACE/NAME or NAMESPACE/NAME@INTERFACE",
 }
 """Pattern of a field of text -> what it means."""
 _LONGEST_FORM = 120

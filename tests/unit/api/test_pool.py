@@ -28,6 +28,14 @@ FULL = {
     },
     "preflight": {"gpu": True, "network": True, "disk": True, "timeoutSeconds": 60},
     "rdma": {"rdma/hca": 1},
+    "network": {
+        "attachments": ["infra/rdma-net@net1", "other"],
+        "interface": "net1",
+        "cards": "mlx5",
+        "gidIndex": 3,
+        "lockMemory": True,
+        "hostNetwork": False,
+    },
     "env": [{"name": "NCCL_SOCKET_IFNAME", "value": "eth0"}],
     "priorityClassName": "training",
     "schedulerName": "default-scheduler",
@@ -85,6 +93,14 @@ INVALID = [
         ),
     ),
     ("no GPU at all", {"gpu": {"count": 0}}, ("spec.gpu.count", "should be greater than or equal to 1")),
+    (
+        "a network with spaces",
+        {"network": {"attachments": ["a, b"]}},
+        (
+            "spec.network.attachments[0]",
+            "must be a NetworkAttachmentDefinition: NAMESPACE/NAME or NAMESPACE/NAME@INTERFACE",
+        ),
+    ),
     ("GPUs without a number", {"gpu": {}}, ("spec.gpu.count", "is required")),
     ("an unknown field", {"nodeselector": {}}, ("spec.nodeselector", "unknown field, did you mean nodeSelector?")),
     (

@@ -133,6 +133,7 @@ NONE = "pool h200 requests rdma/hca, and none of its 1 node offers it"
             )
         ],
     ),
+    ("with lockMemory", {"rdma": {HCA: 1}, "network": {"lockMemory": True}}, [node(devices=8)], []),
     ("an invalid pool", {"rdma": 5}, [node()], []),
 )
 def test_mistakes_of_a_pool(case):
@@ -151,6 +152,8 @@ def test_mistakes_of_a_pool(case):
 )
 def test_the_networks_of_a_pool(case):
     annotation, expected = case
+    in_field = pool(network={"attachments": ["infra/ib@net1"]}, template=template(annotation))
+    assert rdma.networks_of(in_field, "team") == (expected if annotation else [("infra", "ib")])
     assert rdma.networks_of(pool(template=template(annotation)), "team") == expected
 
 

@@ -314,6 +314,43 @@ def test_a_pod_without_ranks_gets_only_the_gpus_that_its_role_requests():
     assert trainer(made[1]["spec"])["resources"] == {"limits": {"nvidia.com/gpu": 1}}
 
 
+NETWORK = {
+    "attachments": ["infra/rdma-net", "other@net2"],
+    "interface": "net1",
+    "cards": "mlx5",
+    "gidIndex": 3,
+    "lockMemory": True,
+    "hostNetwork": True,
+}
+
+
+def test_the_network_of_a_pool_is_an_annotation_variables_and_a_capability_of_the_pods_with_ranks():
+    launcher, worker = sorted(
+        pods_of({"network": NETWORK}, **MPI), key=lambda made: made["metadata"]["labels"]["allranks.dev/role"]
+    )
+    assert worker["metadata"]["annotations"][pool_template.NETWORKS] == "infra/rdma-net, other@net2"
+    values = environment(worker["spec"])
+    interfaces = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
+    assert [values[name] for name in interfaces] == ["net1"] * 4
+    assert (values["NCCL_IB_HCA"], values["NCCL_IB_GID_INDEX"]) == ("mlx5", "3")
+    assert "IPC_LOCK" in trainer(worker["spec"])["securityContext"]["capabilities"]["add"]
+    assert (worker["spec"]["hostNetwork"], worker["spec"]["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert pool_template.NETWORKS not in launcher["metadata"]["annotations"]
+    assert "hostNetwork" not in launcher["spec"]
+    assert "NCCL_SOCKET_IFNAME" not in environment(launcher["spec"])
+
+
+def test_the_template_and_the_variables_of_a_pool_replace_what_its_network_says():
+    annotated = {"metadata": {"annotations": {pool_template.NETWORKS: "mine"}}, "spec": {"hostNetwork": False}}
+    fields = {"network": NETWORK, "template": annotated, "env": [{"name": "NCCL_IB_GID_INDEX", "value": "0"}]}
+    made, _ = pods_of(fields)
+    assert made["metadata"]["annotations"][pool_template.NETWORKS] == "mine"
+    assert made["spec"]["hostNetwork"] is False
+    assert environment(made["spec"])["NCCL_IB_GID_INDEX"] == "0"
+    assert "NCCL_IB_HCA" not in environment(first({"network": {"gidIndex": 0}}))
+    assert environment(first({"network": {"gidIndex": 0}}))["NCCL_IB_GID_INDEX"] == "0"
+
+
 def test_an_mpi_job_has_one_slot_per_gpu_of_the_pool():
     companions = pods.objects(job(pool="gpu", **MPI), Status(), platform(**DEVICES)).companions
     files = next(made for made in companions if made["kind"] == "ConfigMap")

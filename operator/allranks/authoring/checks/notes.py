@@ -14,6 +14,7 @@ from allranks.core.facts import gpu_count, pod_template, pool_template, topology
 from allranks.core.facts.attempt import attempt_context
 from allranks.core.facts.model import ANY_PLATFORM, Platform
 from allranks.core.facts.naming import TRAINER
+from allranks.core.facts.pool_template import NETWORKS
 from allranks.core.objects import commands, preflight
 from allranks.core.objects.gangs import choice, members
 from allranks.frameworks import FRAMEWORKS
@@ -117,8 +118,6 @@ _PROCESSES = ("processes_per_node", "processes_per_pod", "slots_per_worker")
 """Options of frameworks with the number of processes in each pod."""
 
 
-NETWORKS = "k8s.v1.cni.cncf.io/networks"
-"""The annotation by which Multus attaches further networks to a pod."""
 _INTERFACE = re.compile(r"\w+_(IFNAME|IFACE|if_include|IB_HCA|NET_DEVICES)")
 """Variables that choose a network interface or card: of NCCL, gloo, tensorpipe, Horovod, Open MPI, Hydra and UCX."""
 

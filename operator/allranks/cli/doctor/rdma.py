@@ -11,10 +11,11 @@ from typing import NamedTuple
 from allranks.api.job import API_VERSION
 from allranks.api.pool import KIND
 from allranks.api.validation import parse_pool
-from allranks.authoring.checks.notes import NETWORKS, names_no_interface
+from allranks.authoring.checks.notes import names_no_interface
 from allranks.cli.doctor.findings import Finding, note, ok, problem
 from allranks.core.facts import pod_template, pool_template
 from allranks.core.facts.model import Manifest
+from allranks.core.facts.pool_template import NETWORKS
 from allranks.core.facts.quantity import quantity
 from allranks.errors import InvalidManifest
 from allranks.text import joined
@@ -94,16 +95,16 @@ def of_pool(
         text = (
             f"pool {name} gives pods no capability IPC_LOCK: they lock as much memory as the container runtime allows"
         )
-        yield note(CHECK, text, f"add it to the container trainer in template, if NCCL cannot register memory: {PAGE}")
+        yield note(CHECK, text, f"set network.lockMemory: true, if NCCL cannot register memory: {PAGE}")
     if names_no_interface(template):
         text = f"pool {name} adds a network, and no variable says which interface ranks use"
-        yield note(CHECK, text, f"set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME in env: {PAGE}")
+        yield note(CHECK, text, f"set network.interface, for example to net1: {PAGE}")
     for network in networks_of(pool, namespace):
         yield from _network(name, network, networks, requested, cure)
 
 
 def _requested(pool: str, resource: str, amount: int, nodes: Sequence[Manifest], cure: str) -> Iterator[Finding]:
-    offers = [_offered(node, wanted=resource).get(resource, 0) for node in nodes]
+    offers = [_offered(node, also=resource).get(resource, 0) for node in nodes]
     if not nodes:
         return  # the check of pools says so
     if not any(offers):
@@ -136,7 +137,7 @@ def _network(
     definition = networks[network]
     if definition is None:
         text = f"pool {pool} adds the network {network}, which does not exist"
-        yield problem(CHECK, text, f"correct the annotation in template: {cure}; or create the network")
+        yield problem(CHECK, text, f"correct its name: {cure}; or create the network")
         return
     device = ((definition.get("metadata") or {}).get("annotations") or {}).get(RESOURCE_OF_NETWORK)
     if device and device not in requested:
@@ -170,10 +171,10 @@ def _template(pool: Manifest) -> Manifest | None:
     return None if pool_template.problems(spec) else pool_template.template_of(spec, {}, devices=True)
 
 
-def _offered(node: Manifest, part: str = "allocatable", wanted: str = "") -> dict[str, int]:
-    """Return the RDMA devices of a node. `wanted`: another resource to count."""
+def _offered(node: Manifest, part: str = "allocatable", also: str = "") -> dict[str, int]:
+    """Return the RDMA devices of a node. `also`: another resource to count."""
     amounts = (node.get("status") or {}).get(part) or {}
-    return {name: _number(text) for name, text in amounts.items() if name == wanted or _DEVICE.fullmatch(name)}
+    return {name: _number(text) for name, text in amounts.items() if name == also or _DEVICE.fullmatch(name)}
 
 
 def _number(text: object) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from allranks.api.job import Job
-from allranks.api.pool import LabelExpression, PoolSpec
+from allranks.api.pool import LabelExpression, PoolNetwork, PoolSpec
 from allranks.api.validation import template_problems
 from allranks.core.facts import naming, topology
 from allranks.core.facts.model import Manifest, Platform
@@ -151,6 +151,8 @@ def template_of(pool: PoolSpec, user: Manifest, devices: bool) -> Manifest:
     left out: the pool's limit could contradict the job's request.
     """
     base = without_nulls(pool.template or {})
+    if devices and pool.network:
+        base = merge(_network(pool.network), base)
     fields: Manifest = pool.model_dump(
         by_alias=True,
         exclude_none=True,
@@ -171,6 +173,28 @@ def template_of(pool: PoolSpec, user: Manifest, devices: bool) -> Manifest:
         _without_resources(c, mentioned) if c["name"] == naming.TRAINER else c for c in merged["spec"]["containers"]
     ]
     return {**merged, "spec": {**merged["spec"], "containers": containers}}
+
+
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+"""The annotation by which Multus attaches further networks to a pod."""
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
+
+
+def _network(network: PoolNetwork) -> Manifest:
+    """Return the pod template that the network of a pool stands for."""
+    values = dict.fromkeys(_INTERFACES, network.interface)
+    values |= {"NCCL_IB_HCA": network.cards}
+    values |= {"NCCL_IB_GID_INDEX": None if network.gid_index is None else str(network.gid_index)}
+    trainer: Manifest = {"name": naming.TRAINER}
+    if env := [{"name": name, "value": value} for name, value in values.items() if value is not None]:
+        trainer["env"] = env
+    if network.lock_memory:
+        trainer["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    spec: Manifest = {"containers": [trainer]}
+    if network.host_network:
+        spec["hostNetwork"] = True
+    metadata = {"annotations": {NETWORKS: ", ".join(network.attachments)}} if network.attachments else {}
+    return {"metadata": metadata, "spec": spec}
 
 
 def union(first: list[Any] | None, second: list[Any] | None) -> list[Any]:
