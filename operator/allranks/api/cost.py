@@ -87,7 +87,7 @@ class CostStatus(TextPart):
     )
     spent: Annotated[
         GpuTime | None,
-        Field(description="Its price, at the prices of the pools while the job ran. Without one, a role had no price."),
+        Field(description="Its price, at the prices of the pools while the job ran, if all roles with GPUs have one."),
     ] = None
     roles: Annotated[
         dict[Reason, RoleCost] | None,

@@ -152,10 +152,13 @@ class PoolSpec(Model):
     )
     gpu: Gpu | None = Field(None, description="GPUs of each pod that holds ranks, or whose role names the pool.")
     rdma: Annotated[dict[Name, Quantity], Field(max_length=16)] | None = Field(
-        None, description="Network devices of the pods that get the pool's GPUs, for example {rdma/hca: 1}."
+        None,
+        description="Network devices of each pod that holds ranks, or whose role names the pool, for example "
+        "{rdma/hca: 1}.",
     )
     network: PoolNetwork | None = Field(
-        None, description="Interfaces, cards and further networks of the pods that get the pool's GPUs."
+        None,
+        description="Interfaces, cards and further networks of pods that hold ranks, or whose role names the pool.",
     )
     shared_memory: Quantity | None = Field(
         None, description="Size limit of /dev/shm, for example 64Gi. It counts toward the pod's memory."
