@@ -194,6 +194,7 @@ class FaultyWorld(KubernetesWorld):
         if self._operator and self._proxy.dead.is_set():
             self.deaths += 1
             self._operator.kill()
+            self._supervisors.disconnect()
             self._proxy.revive()
             self._begin()
         yield from super()._pending()
@@ -204,6 +205,9 @@ class FaultyWorld(KubernetesWorld):
                 self._operator.enqueue_all()
             if self._operator and time.monotonic() - self._nudged[since] < _QUOTA_SECONDS:
                 yield f"{kind} {name} must still be created"
+
+    def _operator_lives(self) -> bool:
+        return super()._operator_lives() and not self._proxy.dead.is_set()
 
     def ending(self) -> Ending:
         if self._proxy.deliver(statuses=True):

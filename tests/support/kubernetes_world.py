@@ -27,16 +27,17 @@ from allranks.kube.auth import Connection
 from allranks.operator.session import Session
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
-from allranks.telemetry.store import ReportSource
 from support.scenario_runner import JOB, Refused, Unsupported, World
 from support.simulator.ranks import Ranks
-from support.simulator.store import ended
+from support.simulator.store import Key, ended
+from support.simulator.supervisors import FAULTS
 
 from .api import ApiError, Manifest, path
 from .controlplane import ControlPlane, install
 from .kubelet import Hand
 from .kueue_api import definitions
 from .operators import Clock, RunningOperator
+from .polling_supervisors import PollingSupervisors
 
 _INSTALLING = threading.Lock()
 _INSTALLED: set[str] = set()
@@ -84,6 +85,8 @@ class KubernetesWorld(World):
         self._flavors: set[str] = set()
         self._operator: RunningOperator | None = None
         self._ranks = Ranks(self.clock.now)
+        self._supervisors = PollingSupervisors(self.clock.now, self._end_with_program)
+        self._ranks.number_of = self._supervisors.simulated.number_of
         self._asked: set[str] = set()
         self._informed: Session | None = None
         """The operator's session to which all reports of the ranks were sent."""
@@ -272,18 +275,8 @@ class KubernetesWorld(World):
         """
         if self._operator is None or self._ranks.arrived:
             return
-        metadata, labels = pod["metadata"], pod["metadata"]["labels"]
-        owner, numbers = metadata["ownerReferences"][0], ("index", "attempt", "restart")
-        sender = ReportSource(
-            job=(self.namespace, owner["name"]),
-            job_uid=owner["uid"],
-            pod=metadata["name"],
-            pod_uid=metadata["uid"],
-            role=labels["allranks.dev/role"],
-            node=pod["spec"].get("nodeName"),
-            **{number: int(labels.get(f"allranks.dev/{number}", 0)) for number in numbers},
-        )
-        said = self._ranks.latest[metadata["uid"]]
+        said = self._ranks.latest[pod["metadata"]["uid"]]
+        sender = self._supervisors.sender(pod)
         answer = self._operator.report(sender, self._message(said), said.windows if resumed else None)
         self._asked |= set(filter(None, [answer.get("stacks")]))
         self._ranks.checkpoint_request = answer.get("checkpoint", 0)
@@ -312,17 +305,49 @@ class KubernetesWorld(World):
         }
         return json.dumps(message).encode()
 
+    # Changes by supervisors
+
+    def fail(self, pod: str, code: int, signal: int | None, message: str) -> None:
+        self._play(lambda: self._supervisors.simulated.fail(self._uid(pod), code, signal, message))
+
+    def supervisor(self, pod: str, fault: str) -> None:
+        if fault == "slow":
+            self._supervisors.simulated.of_pod[self._uid(pod)].stop_seconds = 10
+        elif fault in FAULTS:
+            self._play(lambda: self._supervisors.simulated.misbehave(self._uid(pod), fault))  # type: ignore[arg-type]
+        else:
+            raise AssertionError(f"unknown fault {fault}")
+
+    def process(self, pod: str) -> str:
+        found = self._api.find("Pod", self.namespace, pod)
+        supervisor = self._supervisors.simulated.of_pod.get(found["metadata"]["uid"]) if found else None
+        return supervisor.described if supervisor else ""
+
+    def _uid(self, pod: str) -> str:
+        uid: str = self._api.get("Pod", self.namespace, pod)["metadata"]["uid"]
+        return uid
+
+    def _end_with_program(self, pod: Key, code: int, message: str) -> None:
+        """The supervisor ends with the exit code of its program."""
+        with contextlib.suppress(ApiError):  # deleted in the meantime
+            self._hand.end(pod[2], code, "", message, others=code)
+
     def advance(self, seconds: float) -> None:
-        """Terminating pods end when they are due. The operator's deadlines expire only at the end, as after a pause."""
+        """Terminating pods end, and supervisors act, when they are due. The operator's deadlines expire only at the
+        end, as after a pause."""
         until = self.clock.now() + timedelta(seconds=seconds)
-        while (due := self._hand.next_stop()) and due <= until:
+        while (due := self._next_due()) and due <= until:
             self._leap(max(due, self.clock.now()))
         self._leap(until)
+
+    def _next_due(self) -> datetime | None:
+        return min(filter(None, (self._hand.next_stop(), self._supervisors.next_due())), default=None)
 
     def stop_operator(self) -> None:
         if self._operator:
             self._operator.kill()
         self._operator = None
+        self._supervisors.disconnect()
 
     def start_operator(self) -> None:
         settings = Settings(namespaces=(self.namespace,), queues=self._queues, **SETTINGS)
@@ -405,11 +430,18 @@ class KubernetesWorld(World):
         jobs, pods = self._api.list(KIND, self.namespace), self._api.list("Pod", self.namespace)
         for pod in pods:
             self.clock.observe(pod["metadata"])
+        ours = [pod for pod in pods if _owner(pod)]
+        if self._supervisors.continue_(ours, self._operator, self._operator_lives):
+            yield "a supervisor has just said or done something"
         kueue = ("Workload", "LocalQueue") if self._queues else ()
         others = [each for kind in kueue for each in self._api.list(kind, self.namespace)]
         yield from self._behind([*jobs, *others, *(p for p in pods if JOB_LABEL in p["metadata"].get("labels", {}))])
         yield from self._uncounted(pods)
         yield from self._garbage(jobs, pods)
+
+    def _operator_lives(self) -> bool:
+        """Whether it still receives and sends messages."""
+        return self._operator is not None
 
     def _behind(self, watched: list[Manifest]) -> Iterator[str]:
         """Changes that the operator has not observed or not handled."""

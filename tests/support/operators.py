@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from allranks.operator.app import Operator
 from allranks.operator.session import Session
 from allranks.operator.settings import Settings
 from allranks.operator.timing import Timing
+from allranks.telemetry.messages import Answer
 from allranks.telemetry.store import ReportSource, ReportStore
 
 from .mortal_transport import MortalTransport
@@ -149,6 +151,31 @@ class RunningOperator:
             return dict(answer.body)
 
         return self._ask(ingest)
+
+    def poll(self, session: Session, sender: ReportSource, body: bytes) -> Future[Answer | None]:
+        """Begin the poll of a pod's supervisor as the server does, and reconcile immediately. The future has its
+        answer; None if this session does not wait for it."""
+
+        async def ask() -> Answer | None:
+            work = asyncio.ensure_future(session.processes.poll(sender, body))
+            await asyncio.sleep(0)  # the store has the message
+            session.queue.enqueue_now(sender.job)
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop)
+
+    def cut_off(self, job: tuple[str, str], pod_uid: str) -> None:
+        """The supervisor of this pod has been silent for longer than the store calls it connected."""
+
+        def end() -> None:
+            store = self.operator.session.processes if self.operator.session else None
+            kept = store._jobs.get(job) if store else None
+            if kept and (pod := kept.pods.get(pod_uid)):
+                if pod.waiter:
+                    pod.waiter.cancel()
+                pod.waiter, pod.heard_at = None, float("-inf")
+
+        self._ask(end)
 
     def leap(self, set_clock: Callable[[], None], repeat_reports: bool, ranks_report: bool) -> None:
         """Set the clock, and repeat the messages of the ranks, before anything else is decided.

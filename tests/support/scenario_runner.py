@@ -166,18 +166,18 @@ class World(ABC):
     def asked_for_checkpoint(self) -> bool:
         """Whether the answer to the next report asks for a checkpoint."""
 
+    @abstractmethod
     def fail(self, pod: str, code: int, signal: int | None, message: str) -> None:
-        """The program of the pod fails, and its supervisor waits. Raises Unsupported."""
-        raise Unsupported("supervisors")
+        """The program of the pod fails, and its supervisor waits."""
 
+    @abstractmethod
     def supervisor(self, pod: str, fault: str) -> None:
         """The supervisor of the pod begins with a fault, or behaves again (empty)."""
-        raise Unsupported("supervisors")
 
+    @abstractmethod
     def process(self, pod: str) -> str:
         """State and attempt of the process in the pod: `Running 1`, and the number of its restarts alone in this pod:
         `Running 1 2`; empty without a supervisor."""
-        raise Unsupported("supervisors")
 
     @abstractmethod
     def advance(self, seconds: float) -> None: ...
