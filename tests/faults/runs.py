@@ -17,8 +17,6 @@ from support.scenario_runner import Scenario, load
 from .world import Kill, Played, play
 
 FILES = sorted((Path(__file__).parents[1] / "model" / "scenarios").glob("*.yaml"))
-FILES = [path for path in FILES if path.name != "in_place.yaml"]
-"""No supervisor runs beside the API server: tests/apiserver/test_in_place.py has real ones."""
 SCENARIOS = [each for path in FILES for each in load(path) if {"kueue": "absent"} not in each.before]
 """Without those that remove Kueue's API, which runs of other scenarios use at the same time."""
 SEEDS = 5
