@@ -57,6 +57,20 @@ def test_a_pod_that_gets_the_place_of_a_rank_that_gave_up_is_the_cause_of_an_att
     assert judged(JOB, NEVER_WHOLE, cause).verdict == "Capacity"
 
 
+def test_the_failure_of_a_pod_whose_peers_had_given_up_before_it_had_a_node_is_not_of_its_program():
+    late = failed("worker", 3, node="node-1", placed_at=at(50))
+    cause = failure(index=3, pod=late.name, node="node-1", message="RuntimeError: no master")
+    gave_up = failed("worker", 0)
+    assert gave_up.exit
+    gave_up = replace(gave_up, exit=replace(gave_up.exit, finished_at=at(50)))
+    found_no_place = weigh(NEVER_WHOLE, cause, gave_up, late)
+    assert (found_no_place.index, found_no_place.node, found_no_place.because) == (3, None, "NeverWhole")
+    in_time = replace(late, placed_at=at(49))
+    assert weigh(NEVER_WHOLE, cause, gave_up, in_time).because != "NeverWhole"
+    assert weigh(RUNNING, cause, gave_up, late).because != "NeverWhole"
+    assert weigh(NEVER_WHOLE, cause, succeeded("worker", 0, after=49), late).because != "NeverWhole"
+
+
 def test_a_pod_that_had_a_place_when_a_rank_gave_up_is_not_said_to_have_had_none():
     late = pending("worker", 3, node="node-1", placed_at=LOST.time - timedelta(seconds=1))
     cause = weigh(NEVER_WHOLE, LOST, pod("worker", 1), late)

@@ -85,6 +85,8 @@ def _culprit(evidence: Evidence, failure: Failure) -> Failure:
         return replace(failure, because="InitContainerOfNode")
     if failure.reason != "Error" or topology.scope(evidence.job, failure.role, failure.index) != "Group":
         return failure
+    if late := _came_too_late(evidence, failure):
+        return late
     if failure.because == LOST_PEER:
         rules = (_never_whole, _on_unhealthy_hardware, _completed_early, _not_joined, waited_for)
         return next((cause for rule in rules if (cause := rule(evidence, failure))), failure)
@@ -160,9 +162,7 @@ def _never_whole(evidence: Evidence, failure: Failure) -> Failure | None:
         return None
     pods = [pod for pod in evidence.pods.values() if pod.deleted_at is None]
     if late := [pod for pod in pods if pod.placed_at is not None and pod.placed_at >= failure.time]:
-        pod = min(late, key=lambda pod: (pod.role, pod.index))
-        text = f"{pod.name} had no node until another rank had given up"
-        return _of_pod(evidence, failure, replace(pod, node=None), "NeverWhole", text)
+        return _without_place(evidence, failure, min(late, key=lambda pod: (pod.role, pod.index)))
     waiting = [pod for pod in pods if not pod.ended and pod.started_at is None]
     if waiting:
         pod = min(waiting, key=lambda pod: (_waits_for_others(pod), pod.node is not None, pod.role, pod.index))
@@ -173,6 +173,22 @@ def _never_whole(evidence: Evidence, failure: Failure) -> Failure | None:
         return None
     text = f"pod {rejected.name} was not created: {rejected.message}"
     return _of_place(evidence, failure, (replica.role, replica.index), rejected.name, None, "PodRefused", text)
+
+
+def _came_too_late(evidence: Evidence, failure: Failure) -> Failure | None:
+    """Return the failure as one of an attempt that was never whole, if its pod got a place only when another rank had
+    given up: the program then misses its peers, and may say so in any words."""
+    pod = evidence.pods.get((failure.role, failure.index))
+    if evidence.status.running_time is not None or pod is None or pod.placed_at is None:
+        return None
+    ends = (other.exit for other in evidence.pods.values() if other is not pod and other.exit and other.exit.code)
+    late = any(end.finished_at <= pod.placed_at for end in ends)
+    return _without_place(evidence, failure, pod) if late else None
+
+
+def _without_place(evidence: Evidence, failure: Failure, pod: Pod) -> Failure:
+    text = f"{pod.name} had no node until another rank had given up"
+    return _of_pod(evidence, failure, replace(pod, node=None), "NeverWhole", text)
 
 
 def _waits_for_others(pod: Pod) -> bool:
