@@ -65,6 +65,7 @@ class Pod:
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("ALLRANKS_", "PYTHON"))}
         ours |= self._operator.environment | {"ALLRANKS_IN_PLACE": "1", "ALLRANKS_ATTEMPT": "2", "PYTHONHASHSEED": "5"}
         ours |= {"PYTHONPATH": str(self.packages), "IMPORTS": str(self.imports)}
+        ours["ALLRANKS_WARM_FOLDER"] = str(self.folder / "warm")  # a supervisor that is killed leaves it
         for name, value in env.items():
             ours.pop(name, None)
             if value is not None:

@@ -60,7 +60,7 @@ def impatient(quick: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(quick: Path, operator: FakeOperator) -> Iterator[Start]:
+def start(quick: Path, operator: FakeOperator, tmp_path: Path) -> Iterator[Start]:
     """Starts `watch.py -- PROGRAM...` for attempt 2."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -70,6 +70,7 @@ def start(quick: Path, operator: FakeOperator) -> Iterator[Start]:
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("ALLRANKS_", "PYTHON"))}
         ours |= operator.environment
         ours |= {"ALLRANKS_IN_PLACE": "1", "ALLRANKS_ATTEMPT": "2"}
+        ours["ALLRANKS_WARM_FOLDER"] = str(tmp_path / f"warm-{len(started)}")  # a killed one leaves it
         for name, value in env.items():
             ours.pop(name, None)
             if value is not None:
