@@ -107,10 +107,11 @@ def test_a_quota_of_the_namespace_decides_as_well(allranks, control_plane, names
     api.create({**quota, "spec": {"hard": {"requests.nvidia.com/gpu": "20", "pods": "50"}}}, namespace)
     assert planned(allranks("plan", str(file), "-o", "json"))["begin"] == "Now"
     where = f"/api/v1/namespaces/{namespace}/resourcequotas/team"
-    # The quota controller counts a new quota once, and would write over what is set before.
-    eventually(lambda: api.request("GET", where).get("status", {}).get("used"), 120)
-    used = {"requests.nvidia.com/gpu": "8", "pods": "1"}
-    api.request("PATCH", f"{where}/status", {"status": {"used": used}}, "application/merge-patch+json")
+    limits = {"limits": {"nvidia.com/gpu": "8"}}
+    spec = {"containers": [{"name": "other", "image": "other:1", "resources": limits}]}
+    api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}, "spec": spec}, namespace)
+    counted = {"requests.nvidia.com/gpu": "8", "pods": "1"}
+    eventually(lambda: api.request("GET", where)["status"].get("used") == counted, 120)
     plan = planned(allranks("plan", str(file), "-o", "json"))
     text = "quota team of the namespace: requests.nvidia.com/gpu 20, the job requests 16, and 8 are in use"
     assert (plan["begin"], plan["beginReason"]) == ("Unknown", text)

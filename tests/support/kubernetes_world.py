@@ -265,7 +265,8 @@ class KubernetesWorld(World):
         if not self._ranks.latest:
             return
         for pod in self._api.list("Pod", self.namespace):
-            if pod["metadata"]["uid"] in self._ranks.latest and "deletionTimestamp" not in pod["metadata"]:
+            reports = self._ranks.repeats(pod["metadata"]["uid"])
+            if reports and "deletionTimestamp" not in pod["metadata"]:
                 self._send(pod, resumed)
 
     def _send(self, pod: Manifest, resumed: bool = False) -> None:

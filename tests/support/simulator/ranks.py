@@ -90,6 +90,10 @@ class Ranks:
             waiting=waiting,
         )
 
+    def repeats(self, uid: str) -> bool:
+        """Whether the process that runs in a pod has reported: the reports of an earlier one are not its own."""
+        return uid in self.latest and self.numbers.get(uid) in (None, self.number_of(uid))
+
     def of(self, pods: Iterable[Pod], attempt: int, since: datetime) -> Reports:
         """The reports of these pods. Those of terminated ranks are kept."""
         heard_at, latest = self.arrived or (self.now(), self.latest)
