@@ -85,6 +85,14 @@ def initial_status(manifest: Manifest) -> Pod:
     )
 
 
+def _of_program(message: str) -> str:
+    """Return the last lines without what the supervisor wrote before it started the program."""
+    lines = message.splitlines()
+    while lines and lines[0].startswith("allranks: "):
+        del lines[0]
+    return "\n".join(lines)
+
+
 class LocalPod:
     """One pod. Its task runs from `start` until all of its processes have ended."""
 
@@ -147,7 +155,7 @@ class LocalPod:
         if self._explained is None or self._explained[0] != reported:
             end = reported
             if container is not None:
-                message = container.last_lines() or reported.message
+                message = _of_program(container.last_lines()) or reported.message
                 end = replace(reported, message=message, reason=container.reason(reported.code, message))
             self._explained = reported, end
         return replace(process, last_exit=self._explained[1])

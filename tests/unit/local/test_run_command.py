@@ -419,6 +419,22 @@ def test_ranks_restart_in_their_pods_with_a_log_for_each_attempt(cli: Cli) -> No
     assert first.splitlines()[0].partition(" at ")[2] == second.splitlines()[1].partition(" at ")[2]
 
 
+def test_the_last_lines_of_an_attempt_are_of_its_program(cli: Cli) -> None:
+    program = """
+import os
+from allranks.report import finish, report
+attempt = int(os.environ["ALLRANKS_ATTEMPT"])
+report(step=1 + attempt)
+finish(10)
+os._exit(5 if attempt < 2 else 0)
+"""
+    cli.job(sys.executable, "-c", program, roles={"worker": {}}, progress={}, restart={"backoffSeconds": 0})
+    done = cli.run()
+    assert done.returncode == 0, done.stdout
+    failures = [past["failure"] for past in cli.status()["history"] if "failure" in past]
+    assert [failure.get("message", "") for failure in failures] == ["", ""]
+
+
 def test_ranks_restart_with_new_pods_if_a_job_says_so(cli: Cli) -> None:
     program = """
 import os
