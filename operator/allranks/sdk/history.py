@@ -54,7 +54,7 @@ def table(values: Sequence[MetricValue]) -> Any:
 
 
 def _stored(run: str | os.PathLike[str], root: Path) -> StoredRun:
-    """Return a run by its directory, that of its job, or its name. Raise RunsError."""
+    """Return a run by its directory, the directory of its job, or its name. Raise RunsError."""
     for directory in (Path(run), Path(run) / LATEST):
         if (directory / RUN_FILE).exists():
             return StoredRun(directory)

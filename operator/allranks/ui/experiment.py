@@ -247,7 +247,7 @@ def _sortable(value: Value) -> tuple[int, float, str] | None:
 def selection(where: str) -> Callable[[Entry], bool]:
     """Return a function that says whether a job has the values of `lr<0.01, optimizer=adam`.
 
-    A name is that of a parameter, else of a metric. A job without the value is selected only by `!=`. Raises Problem.
+    A name means a parameter, else a metric. A job without the value is selected only by `!=`. Raises Problem.
     """
     texts = [text for text in where.split(",") if text.strip()]
     if len(texts) > MOST_CONDITIONS:

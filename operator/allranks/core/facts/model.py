@@ -275,7 +275,7 @@ class Platform:
     node_lost_seconds: int | None = None
     """tolerationSeconds for unreachable and not-ready nodes. None: the cluster's default, 300 s."""
     pools: Mapping[str, PoolSpec] = field(default_factory=dict)
-    """Name -> TrainingPool in its current state: those of the roles of the job, if they exist."""
+    """Name -> TrainingPool in its current state: the pools of the job's roles that exist."""
     report_url: str = ""
     """URL for progress reports of ranks, authenticated with a token of their pod; empty: no reports."""
     network_policies: bool = False

@@ -69,7 +69,7 @@ class SweepObserved:
     notifies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Occasion -> receivers that are notified about every job. Empty: the driver sends no notifications."""
     pool_notify: Sequence[Notification] = ()
-    """Those of the pools of the trials."""
+    """The receivers that the pools of the trials name."""
     notified: Mapping[str, str] = field(default_factory=dict)
     """Pending entry of `status.notifications` -> the result that its delivery had."""
 

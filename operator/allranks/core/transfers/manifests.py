@@ -242,8 +242,8 @@ def _pod(
 
 
 def _data_pods(job: Job, platform: Platform) -> Manifest:
-    """Return the resources, the node selector and the tolerations of a pod that transfers: those of the pool of
-    rank 0, else of the operator."""
+    """Return the resources, the node selector and the tolerations of a pod that transfers: from the pool
+    of rank 0, else from the operator's settings."""
     assert platform.data is not None
     pool = pool_template.pool_of_ranks(job, platform)
     out: Manifest = {"resources": DEFAULT_RESOURCES.model_dump(by_alias=True, exclude_none=True, mode="json")}

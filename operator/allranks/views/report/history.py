@@ -45,7 +45,7 @@ def of_run(run: StoredRun) -> list[MetricValue]:
 
 
 def of_job(job: Mapping[str, Any]) -> list[MetricValue]:
-    """Return the values in the status of a job: the points of its curve by attempt and time, then those of records."""
+    """Return the values in the status of a job: the points of its curve by attempt and time, then its records."""
     status = status_of(dict(job))
     if status.progress is None:
         return []

@@ -95,7 +95,7 @@ def _text(path: Path) -> str:
 
 
 def stored_samples(run: StoredRun, most: int | None = MOST_PROGRESS) -> list[Sample]:
-    """Return all lines, by attempt and time, also that of the job file, which is later if a run was interrupted.
+    """Return all lines, by attempt and time. If a run was interrupted, the job file has a later point, which is added.
 
     `most`: limit of characters that are read."""
     samples = sorted(
